@@ -1,0 +1,61 @@
+# kvstore: everything that is done from a checkout. Needs python3 (3.11 or newer) and make; no root,
+# no compiler. `make demo` and `make test` make the environment themselves.
+
+PYTHON ?= python3
+VENV ?= .venv
+# On PyPI this is torch's default build for the platform; on Linux it brings CUDA libraries (about
+# 3 GB). The tests need no GPU. For the CPU build (about 200 MB) point pip at an index that has it:
+#   make venv PIP_FLAGS="--extra-index-url <the CPU wheel index that pytorch.org names>"
+TORCH ?= torch==2.13.0
+PIP_FLAGS ?=
+EXTRAS ?= transformers,lz4,test,lint
+PYTEST_FLAGS ?=
+BENCH_FLAGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.kvstore-installed
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint format bench clean
+
+help:  ## show this list
+	@grep -E '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## /  make \1 \t/' | expand -t 18
+
+venv: $(STAMP)  ## make .venv: this checkout, editable, and what tests and demo need
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kvstore needs Python 3.11 or newer; try: make PYTHON=python3.12 " + "venv")'
+	@echo "Making $(VENV) with $(TORCH), transformers, numpy, pytest, hypothesis, ruff, mypy and what"
+	@echo "they need. Download: 0.3 GB with torch's CPU build, about 3 GB with its CUDA build (the"
+	@echo "default on PyPI for Linux; the Makefile says how to choose). Already cached: nothing."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS) \
+	  --constraint constraints.txt "$(TORCH)" --editable ".[$(EXTRAS)]"
+	@touch $@
+
+demo: venv  ## the store and a real engine: cold and warm time to first token, same tokens
+	$(BIN)/kvstore demo
+
+test: venv  ## all tests that this machine can run
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+lint: venv  ## style, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: venv  ## rewrite the style that can be rewritten
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: venv  ## measure the DRAM path; the result goes to benchmarks/results/
+	@mkdir -p benchmarks/results
+	$(BIN)/kvstore bench dram --json $(BENCH_FLAGS) > benchmarks/results/dram.json.part
+	@mv benchmarks/results/dram.json.part benchmarks/results/dram.json
+	@echo benchmarks/results/dram.json
+
+clean:  ## remove the environment, caches and build outputs
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf *.egg-info
+	find kvstore tiers cuda server tests -name __pycache__ -type d -prune -exec rm -rf {} +

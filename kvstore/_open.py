@@ -1,0 +1,121 @@
+"""`kvstore.open`: a store inside this process, without a daemon."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, cast
+
+from kvstore.client.session import Session
+from kvstore.clock import SystemClock
+from kvstore.config import Config, DramConfig, StoreConfig, load
+from kvstore.errors import ConfigError, InvalidRequest
+from kvstore.keys import Namespace
+from kvstore.messages import ScrubAnswer, ScrubRequest
+from kvstore.policy import LruPolicy
+from kvstore.runners.embedded import EmbeddedRunner
+from kvstore.slots import Slots
+from kvstore.store import Core
+from kvstore.tiers.dram import DramTier
+from kvstore.types import SINGLE_DOMAIN
+
+if TYPE_CHECKING:
+    from kvstore.audit import Audit
+    from kvstore.clock import Clock
+    from kvstore.layout import Part
+
+_SCRUB_BLOCKS = 64  # so that no more than these are kept from eviction at a time
+
+_POLICIES = {"lru": LruPolicy}
+
+
+class EmbeddedStore:
+    """A store in this process: its memory, its blocks, and sessions on them.
+
+    Threads may share it. It lives until `close`, or the end of its `with` block, and does not
+    cross a fork (StoreForked).
+    """
+
+    def __init__(self, config: Config, clock: Clock) -> None:
+        capacity_bytes = config.dram_capacity_bytes()
+        tier = DramTier(capacity_bytes)
+        core = Core(clock, Slots(tier.capacity_bytes), _POLICIES[config.store.policy](), tier.name)
+        self._runner = EmbeddedRunner(core, tier, clock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def session(self, namespace: Namespace, *, part: Part | None = None) -> Session:
+        """Read and write the blocks of one namespace.
+
+        `part` is for a rank that handles one part of a layout that has several.
+        """
+        if not isinstance(namespace, Namespace):
+            raise InvalidRequest(
+                f"a session needs a kvstore.Namespace, not {type(namespace).__name__}"
+            )
+        if part is None:
+            part = namespace.layout.parts[0]
+        return Session(self._runner, SINGLE_DOMAIN, namespace, part)
+
+    def stats(self) -> dict[str, object]:
+        """Counters since the start, and each tier's bytes by state: plain values."""
+        return self._runner.snapshot()
+
+    def check(self) -> Audit:
+        """Recount every slot, entry and lease. Raises InvariantViolated, which would be a bug."""
+        return self._runner.check()
+
+    def scrub(self) -> ScrubAnswer:
+        """Read every block again and compare its checksum; drop what does not match.
+
+        Says how many blocks were read and which storage keys were dropped.
+        """
+        checked, corrupt = 0, []
+        by_domain: dict[bytes, list[bytes]] = {}
+        for domain, key in self._runner.resident_keys():
+            by_domain.setdefault(domain, []).append(key)
+        for domain, keys in by_domain.items():
+            for start in range(0, len(keys), _SCRUB_BLOCKS):
+                request = ScrubRequest(domain, keys[start : start + _SCRUB_BLOCKS])
+                answer = cast("ScrubAnswer", self._runner.call(request))
+                checked += answer.checked
+                corrupt += answer.corrupt
+        return ScrubAnswer(checked, corrupt)
+
+    def close(self) -> None:
+        """End the store and give its memory back. Views that are alive keep theirs."""
+        self._runner.close()
+
+
+def open(  # noqa: A001  (called kvstore.open, like gzip.open)
+    config: Config | str | os.PathLike[str] | None = None,
+    *,
+    dram_capacity_bytes: int | str | None = None,
+    clock: Clock | None = None,
+) -> EmbeddedStore:
+    """Open a store in this process.
+
+    `config` is a TOML file or a `Config`; without one the defaults hold. `dram_capacity_bytes`, a
+    number or a size such as "8GiB", goes before what the config says. `clock` is for tests. Raises
+    ConfigError for a setting that is wrong or does not fit this machine.
+    """
+    if isinstance(config, (str, os.PathLike)):
+        config = load(Path(config))
+    elif config is None:
+        config = Config()
+    elif not isinstance(config, Config):
+        raise ConfigError(f"config is a {type(config).__name__}: give a path or a Config")
+    if dram_capacity_bytes is not None:
+        if isinstance(dram_capacity_bytes, bool) or not isinstance(dram_capacity_bytes, (int, str)):
+            raise ConfigError(
+                f"dram_capacity_bytes is {dram_capacity_bytes!r}: give bytes or a size like '8GiB'"
+            )
+        config = Config(
+            dram=DramConfig(capacity_bytes=dram_capacity_bytes),
+            store=StoreConfig(policy=config.store.policy),
+        )
+    return EmbeddedStore(config, clock or SystemClock())

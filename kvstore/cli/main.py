@@ -1,0 +1,170 @@
+"""The command `kvstore`: finds the command, loads its module alone, and turns errors into exits.
+
+A command is a module with `add_arguments(parser)` and `run(arguments) -> int`. Both may import what
+they like; that costs nothing to the other commands. `--json` is added here, for all of them:
+`arguments.json` asks for one JSON document on standard output, and nothing else there.
+
+Exit codes: 0 done, 1 a finding or a failure, 2 usage, 130 interrupted, 141 nobody reads our output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+
+import kvstore
+from kvstore.errors import ConfigError, InvalidRequest, KVStoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DONE = 0
+FAILED = 1
+USAGE = 2
+INTERRUPTED = 128 + 2  # as a shell reports SIGINT
+OUTPUT_CLOSED = 128 + 13  # as a shell reports SIGPIPE
+
+
+class CommandModule(Protocol):
+    """What a command's module offers."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the options of the command."""
+        ...
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Do it, and return the exit code."""
+        ...
+
+
+class Command(NamedTuple):
+    """One line of the help, and where the command lives."""
+
+    module: str
+    summary: str
+    extra: str | None = None  # of the distribution, where the base install is not enough
+
+
+COMMANDS = {
+    "demo": Command(
+        "kvstore.cli.demo",
+        "run a small model cold, then warm: the same tokens, sooner, and why",
+        extra="transformers",
+    ),
+    "bench": Command("kvstore.cli.bench", "measure what a tier moves per second on this machine"),
+    "version": Command("kvstore.cli.version", "show the version, and what it would run with here"),
+}
+
+_INTRODUCTION = """\
+A tiered store for the KV cache of LLM inference. It keeps the blocks of KV that a prefill has
+computed, by the hash of their prefix, in host memory and below; the next request that begins with
+the same tokens loads them instead of computing them again.
+
+commands:
+"""
+
+_EPILOGUE = """\
+examples:
+  kvstore demo                 what it does for a time to first token, in about a minute
+  kvstore bench dram --json    the numbers of this machine, for a program to read
+  kvstore COMMAND --help       the options of one command
+
+Every command takes --json. Exit codes: 0 done, 1 a finding or a failure, 2 usage.
+In Python: `import kvstore`, then `help(kvstore)`.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit code, and let no foreseen error out as a traceback."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(words)
+        if sys.stdout is not None:  # None where the caller started us with it closed
+            sys.stdout.flush()  # here, where a reader that went away can still be answered for
+    except KeyboardInterrupt:
+        return _complain("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        _discard_stdout()
+        return OUTPUT_CLOSED
+    except KVStoreError as error:
+        is_usage = isinstance(error, InvalidRequest | ConfigError)
+        return _complain(str(error) or type(error).__name__, USAGE if is_usage else FAILED)
+    return code
+
+
+def _run(words: list[str]) -> int:
+    """Find the command and run it; argparse's own exits come back as a code."""
+    try:
+        if not words or words[0].startswith("-"):
+            return _run_without_command(words)
+        name = words[0]
+        command = COMMANDS.get(name)
+        if command is None:
+            return _complain(_unknown(name), USAGE)
+        return _run_command(name, command, words[1:])
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else FAILED
+
+
+def _run_without_command(words: list[str]) -> int:
+    """Answer --help and --version, and help somebody who gave no command."""
+    width = max(map(len, COMMANDS))
+    table = "".join(f"  {name:{width}}  {each.summary}\n" for name, each in COMMANDS.items())
+    parser = _make_parser("kvstore", _INTRODUCTION + table)
+    parser.usage = "kvstore COMMAND [options]"
+    parser.epilog = _EPILOGUE
+    parser.add_argument("--version", action="version", version=f"kvstore {kvstore.__version__}")
+    parser.parse_args(words)
+    parser.print_help(sys.stderr)
+    return USAGE
+
+
+def _run_command(name: str, command: Command, words: list[str]) -> int:
+    """Load the module of one command, parse its options, and run it."""
+    try:
+        module = cast("CommandModule", import_module(command.module))
+        sentence = f"{command.summary[0].upper()}{command.summary[1:]}."
+        parser = _make_parser(f"kvstore {name}", sentence)
+        module.add_arguments(parser)
+        parser.add_argument("--json", action="store_true", help="one JSON document as the output")
+        return module.run(parser.parse_args(words))
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if command.extra is None or missing == "kvstore":
+            raise  # not a matter of what the user installed: ours to mend
+        install = f"pip install 'tiered-kvstore[{command.extra}]'"
+        return _complain(f"`kvstore {name}` needs {missing}: {install}", USAGE)
+
+
+def _make_parser(prog: str, description: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog=prog,
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # a script that abbreviates would break when we add an option
+    )
+
+
+def _unknown(name: str) -> str:
+    """Say that there is no such command, and which one may be meant."""
+    from difflib import get_close_matches
+
+    nearest = get_close_matches(name, COMMANDS, n=1)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(COMMANDS)}"
+    return f"no command {name!r}; {hint} (see kvstore --help)"
+
+
+def _complain(message: str, code: int) -> int:
+    """One line on standard error; return `code`."""
+    print(f"kvstore: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _discard_stdout() -> None:
+    """Send what is still buffered nowhere, or the interpreter would fail to flush it at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

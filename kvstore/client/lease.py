@@ -1,0 +1,161 @@
+"""A lease in the hands of a reader."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from kvstore.buffers import as_bytes
+from kvstore.client.views import PoolView
+from kvstore.errors import InvalidBuffer, LeaseExpired, LeaseInUse
+from kvstore.messages import ReleaseRequest, RenewRequest
+from kvstore.tiers.base import Piece
+from kvstore.types import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvstore.client.link import Link
+    from kvstore.messages import LeaseAnswer, RenewAnswer
+
+#: A read counts only if it was over this long before the lease's deadline: whoever takes the
+#: memory next may have a clock that is a little ahead, and a reader may lose the CPU between its
+#: last byte and its look at the clock.
+MARGIN_SECONDS = 0.010
+
+
+class Lease:
+    """The longest prefix that was held, kept readable until `deadline`.
+
+    Use it in a `with` block: leaving the block releases it, and raises LeaseExpired where that
+    came too late, since what was read may then be another block's bytes. Any thread may use it,
+    one at a time.
+    """
+
+    def __init__(self, link: Link, answer: LeaseAnswer, asked: int) -> None:
+        self.blocks = len(answer.places)
+        self.by_tier = answer.by_tier
+        self.reason = answer.reason
+        self.deadline = answer.deadline  # on the store's clock
+        self._asked = asked
+        self._link = link
+        self._lease_id = answer.lease_id
+        self._places = answer.places
+        self._views: list[PoolView] = []
+        self._views_in_use: list[PoolView] = []  # found alive at an earlier attempt to release
+        self._copied: Counter[Outcome] = Counter()
+        self._is_released = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._is_released:
+            return
+        if kind is not None:
+            # The traceback keeps the body's arrays alive; the deadline then ends the lease.
+            with suppress(LeaseInUse):
+                self.release()
+            return
+        was_valid = self.valid()
+        self.release()
+        if not was_valid:
+            raise LeaseExpired("the lease ended before its with block did: discard what was read")
+
+    @property
+    def views(self) -> list[memoryview]:
+        """Read-only memory of the pool, one view a block, without a copy.
+
+        It is the store's and valid until the lease ends: read it, then ask `valid()`. Views, and
+        arrays or tensors made from them, must be gone before the lease is released. Raises
+        LeaseExpired after the release.
+        """
+        self._check_held()
+        if not self._views:
+            link = self._link
+            self._views = [PoolView(link.view(place), is_readonly=True) for place in self._places]
+        return [pool_view.view for pool_view in self._views]
+
+    def remaining_seconds(self) -> float:
+        """How long reads still count; 0 once they do not."""
+        if self._is_released:
+            return 0.0
+        return max(0.0, self.deadline - MARGIN_SECONDS - self._link.clock.now())
+
+    def valid(self) -> bool:
+        """True if everything read so far under this lease was this lease's bytes.
+
+        Ask after the last byte was read. An empty lease is always valid.
+        """
+        if not self._places:
+            return True
+        if self._is_released or self._link.clock.now() >= self.deadline - MARGIN_SECONDS:
+            return False
+        return all(map(self._link.is_current, self._places))
+
+    def copy_into(self, buffers: Sequence[Any]) -> list[Outcome]:
+        """Copy block i into buffers[i], and say of each whether it was copied.
+
+        Buffers are the caller's: contiguous, writable, as long as their block. There may be fewer
+        than blocks, or more, up to the keys that were asked for; what is beyond the lease gets
+        the reason why the prefix ended. After a copy that took longer than the lease every block
+        is `expired` and the buffers hold anything. Raises InvalidBuffer before the first copy.
+        """
+        self._check_held()
+        if len(buffers) > self._asked:
+            raise InvalidBuffer(f"{len(buffers)} buffers for {self._asked} keys")
+        places = self._places
+        batch = []
+        for position, (place, buffer) in enumerate(zip(places, buffers, strict=False)):
+            memory = as_bytes(buffer, is_writable=True)
+            if len(memory) != place.length_bytes:
+                raise InvalidBuffer(
+                    f"buffers[{position}] has {len(memory)} bytes, its block {place.length_bytes}"
+                )
+            batch.append(Piece(place, memory))
+        outcomes = self._link.read(batch)
+        if not self.valid():
+            outcomes = [Outcome.EXPIRED] * len(outcomes)
+        self._copied.update(outcomes)
+        beyond = len(buffers) - len(outcomes)
+        return outcomes + [cast("Outcome", self.reason)] * beyond
+
+    def renew(self, ttl_seconds: float) -> bool:
+        """Let the lease last at least `ttl_seconds` from now; False where it has ended.
+
+        It never becomes shorter, and no renewal goes beyond the store's maximum.
+        """
+        self._check_held()
+        if not self._places:
+            return True
+        answer = cast(
+            "RenewAnswer", self._link.call(RenewRequest(self._lease_id, float(ttl_seconds)))
+        )
+        if answer.deadline is not None:
+            self.deadline = answer.deadline
+        return answer.deadline is not None
+
+    def release(self) -> None:
+        """End the lease. Releasing again, or after the deadline, does nothing.
+
+        Raises LeaseInUse, and stays held until its deadline, where a view handed out or something
+        made from one is alive.
+        """
+        if self._is_released:
+            return
+        # A released view cannot be had back, so `views` makes new ones after a refusal.
+        handed_out, self._views = self._views + self._views_in_use, []
+        self._views_in_use = [view for view in handed_out if not view.release()]
+        if self._views_in_use:
+            raise LeaseInUse(
+                f"{len(self._views_in_use)} views of {self.blocks} leased blocks are still in "
+                "use: drop the arrays and tensors made from lease.views before the lease ends"
+            )
+        self._is_released = True
+        if self._places:
+            self._link.call(ReleaseRequest(self._lease_id, dict(self._copied)))
+
+    def _check_held(self) -> None:
+        if self._is_released:
+            raise LeaseExpired("the lease was released")

@@ -1,0 +1,40 @@
+"""What a session needs of the store behind it, wherever that is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvstore.buffers import Bytes
+    from kvstore.clock import Clock
+    from kvstore.messages import Answer, Request
+    from kvstore.tiers.base import Piece
+    from kvstore.types import Outcome, Place
+
+
+class Link(Protocol):
+    """A way to the core, and to the pool's memory."""
+
+    clock: Clock  # on which the deadlines in answers are told
+
+    def call(self, request: Request) -> Answer:
+        """Have a request answered, waiting no longer than it says."""
+        ...
+
+    def view(self, place: Place) -> Bytes:
+        """The pool's own memory at a place."""
+        ...
+
+    def read(self, batch: Sequence[Piece]) -> list[Outcome]:
+        """Copy out of the pool."""
+        ...
+
+    def write(self, batch: Sequence[Piece]) -> list[Outcome]:
+        """Copy into the pool."""
+        ...
+
+    def is_current(self, place: Place) -> bool:
+        """Does the slot still belong to whom it belonged when `place` was handed out?"""
+        ...

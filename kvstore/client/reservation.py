@@ -1,0 +1,89 @@
+"""A reservation in the hands of a writer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self, cast
+
+from kvstore.errors import InvalidRequest, ReservationExpired
+from kvstore.messages import AbortRequest, CommitRequest
+from kvstore.types import Outcome
+
+if TYPE_CHECKING:
+    from kvstore.client.link import Link
+    from kvstore.messages import CommitAnswer, ReserveAnswer
+    from kvstore.types import Place
+
+
+class Reservation:
+    """Slots to fill, invisible to everybody until `commit`.
+
+    `outcomes[i]` says of the i-th block of the batch whether it is `granted`, `present` already,
+    `pending` in another writer's hands, or why there is no room. Use it in a `with` block: what is
+    not committed when the block is left is given back.
+    """
+
+    def __init__(self, link: Link, answer: ReserveAnswer) -> None:
+        self.outcomes = answer.outcomes
+        self.deadline = answer.deadline  # on the store's clock
+        self._link = link
+        self._reservation_id = answer.reservation_id
+        self._places = answer.places
+        self._checksums = answer.checksums
+        self._committed = 0
+        self._is_done = not self.outcomes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abort()
+
+    @property
+    def places(self) -> list[Place | None]:
+        """Where the granted blocks are to be written; None for the others."""
+        return self._places
+
+    @property
+    def checksums(self) -> list[int | None]:
+        """What the store knows of the contents of blocks that are `present`."""
+        return self._checksums
+
+    @property
+    def views(self) -> list[memoryview | None]:
+        """Writable memory of the pool for each granted block, None for the others.
+
+        Write to it before the commit only; afterwards it is every reader's.
+        """
+        if self._is_done:
+            raise ReservationExpired("the reservation was committed or aborted")
+        return [None if place is None else memoryview(self._link.view(place))
+                for place in self._places]
+
+    def commit(self, count: int | None = None, *, differing_puts: int = 0) -> None:
+        """Make the first `count` blocks of the batch visible at once; all of them by default.
+
+        Positions count every block of the batch, `present` ones included. May be called again for
+        more. Raises ReservationExpired where the deadline has passed: then nothing became visible
+        by this call, and the memory is no longer the writer's.
+        """
+        total = len(self.outcomes)
+        count = total if count is None else count
+        if not 0 <= count <= total:
+            raise InvalidRequest(f"commit({count}) of a batch of {total} blocks")
+        if count <= self._committed:
+            return
+        if self._is_done:
+            raise ReservationExpired("the reservation was aborted, or its deadline has passed")
+        request = CommitRequest(self._reservation_id, count, differing_puts)
+        answer = cast("CommitAnswer", self._link.call(request))
+        if answer.outcome is not Outcome.OK:
+            self._is_done = True
+            raise ReservationExpired("the reservation's deadline passed before the commit")
+        self._committed = count
+        self._is_done = count == total
+
+    def abort(self) -> None:
+        """Give back what was not committed. Ending twice does nothing."""
+        if not self._is_done:
+            self._is_done = True
+            self._link.call(AbortRequest(self._reservation_id))

@@ -1,0 +1,282 @@
+"""A session: one namespace's blocks, read and written in batches."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from kvstore import codec
+from kvstore.buffers import as_bytes
+from kvstore.client.lease import Lease
+from kvstore.client.reservation import Reservation
+from kvstore.errors import (
+    InvalidBuffer,
+    InvalidKeys,
+    InvalidRequest,
+    LeaseInUse,
+    ReservationExpired,
+    StoreClosed,
+)
+from kvstore.keys import KeyMaker
+from kvstore.messages import (
+    BlockSpec,
+    DeleteRequest,
+    LeaseRequest,
+    MatchRequest,
+    ReserveRequest,
+)
+from kvstore.tiers.base import Piece
+from kvstore.types import Found, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvstore.buffers import Bytes
+    from kvstore.client.link import Link
+    from kvstore.keys import Namespace
+    from kvstore.layout import Part
+    from kvstore.messages import DeleteAnswer, LeaseAnswer, MatchAnswer, ReserveAnswer
+    from kvstore.types import BlockKey
+
+LEASE_SECONDS = 30.0
+PUT_WAIT_SECONDS = 0.1
+WAIT_SECONDS_MAX = 3_600.0
+
+
+class Session:
+    """Reads and writes of one namespace. Any number of threads may share it.
+
+    Every call has a deadline: `wait_seconds` after it was made it answers with what there is. A
+    block that is not there is an outcome, not an exception; InvalidRequest and its kinds mean that
+    the call itself cannot be right, and then nothing was changed.
+
+    `keys` are always consecutive blocks of one sequence, as `Namespace.keys` makes them.
+    """
+
+    def __init__(self, link: Link, domain: bytes, namespace: Namespace, part: Part) -> None:
+        self.namespace = namespace
+        self._link = link
+        self._domain = domain
+        self._keys_of = KeyMaker(namespace, part)
+        self._bytes_per_block = namespace.layout.bytes_per_block
+        self._open: weakref.WeakSet[Lease | Reservation] = weakref.WeakSet()
+        self._is_closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def match(self, keys: Sequence[BlockKey], *, wait_seconds: float = 0.0) -> Found:
+        """How long a prefix of `keys` is held, where, and why it ends there.
+
+        Holds nothing: a block found may be gone a moment later. With `wait_seconds`, waits for
+        blocks that another writer is filling.
+        """
+        storage_keys = self._storage_keys(keys)
+        request = MatchRequest(self._domain, storage_keys, _seconds("wait", wait_seconds))
+        answer = cast("MatchAnswer", self._link.call(request))
+        tokens = sum(key.token_count for key in keys[: answer.blocks])
+        return Found(answer.blocks, tokens, answer.by_tier, answer.reason)
+
+    def lease(
+        self,
+        keys: Sequence[BlockKey],
+        *,
+        ttl_seconds: float = LEASE_SECONDS,
+        wait_seconds: float = 0.0,
+    ) -> Lease:
+        """Keep the longest prefix of `keys` readable for `ttl_seconds`.
+
+        `lease.blocks` counts it; with nothing held it is 0, never an error.
+        """
+        storage_keys = self._storage_keys(keys)
+        request = LeaseRequest(
+            self._domain,
+            storage_keys,
+            sum([key.token_count for key in keys]),
+            _ttl_seconds(ttl_seconds),
+            _seconds("wait", wait_seconds),
+        )
+        answer = cast("LeaseAnswer", self._link.call(request))
+        lease = Lease(self._link, answer, len(keys))
+        self._open.add(lease)
+        return lease
+
+    def reserve(
+        self,
+        keys: Sequence[BlockKey],
+        *,
+        start: int = 0,
+        ttl_seconds: float = LEASE_SECONDS,
+        wait_seconds: float = PUT_WAIT_SECONDS,
+    ) -> Reservation:
+        """Make room for `keys[start:]`, to be filled in place and committed.
+
+        Waits up to `wait_seconds` for room; then takes what fits, from the first block on. Give
+        the whole prefix and `start`, so that room for its tail is not made at its own expense.
+        """
+        if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= len(keys):
+            raise InvalidRequest(f"start is {start!r}: allowed are 0 to {len(keys)}, the keys given")
+        self._check_consecutive(keys)
+        storage_keys, parents = self._keys_of.keys_and_parents(keys)
+        blocks = [
+            BlockSpec(
+                storage_key,
+                parent,
+                self._bytes_per_block(key.token_count),
+                key.token_count,
+                key.is_partial,
+            )
+            for key, storage_key, parent in zip(keys, storage_keys, parents, strict=True)
+        ]
+        request = ReserveRequest(
+            self._domain,
+            blocks,
+            start,
+            _ttl_seconds(ttl_seconds),
+            _seconds("wait", wait_seconds),
+        )
+        reservation = Reservation(self._link, cast("ReserveAnswer", self._link.call(request)))
+        self._open.add(reservation)
+        return reservation
+
+    def put(
+        self,
+        keys: Sequence[BlockKey],
+        blocks: Sequence[Any],
+        *,
+        start: int = 0,
+        wait_seconds: float = PUT_WAIT_SECONDS,
+    ) -> list[Outcome]:
+        """Store copies of `blocks`, the contents of `keys[start:]`; one outcome each.
+
+        `ok`, or `present` where the key was stored before: the first contents stay, and others are
+        counted as `differing_puts`. A refused block (`full`, `pending`) is worth another try
+        later. The buffers stay the caller's and are not used after the call.
+        """
+        sources = self._sources(keys, blocks, start)
+        with self.reserve(keys, start=start, wait_seconds=wait_seconds) as reservation:
+            outcomes = list(reservation.outcomes)
+            batch = []
+            differing = 0
+            for position, (source, place) in enumerate(
+                zip(sources, reservation.places, strict=True)
+            ):
+                known = reservation.checksums[position]
+                if place is not None:
+                    batch.append((position, Piece(place, source)))
+                elif known is not None and known != codec.checksum(source):
+                    differing += 1
+            written = self._link.write([piece for _, piece in batch])
+            # A prefix ends at the first block that could not be written.
+            end = len(outcomes)
+            for (position, _), outcome in zip(batch, written, strict=True):
+                outcomes[position] = outcome
+                if outcome is not Outcome.OK:
+                    end = min(end, position)
+            try:
+                reservation.commit(end, differing_puts=differing)
+            except ReservationExpired:
+                end = 0
+            for position, _ in batch:
+                if position >= end and outcomes[position] is Outcome.OK:
+                    outcomes[position] = Outcome.EXPIRED
+        return outcomes
+
+    def get_into(
+        self, keys: Sequence[BlockKey], buffers: Sequence[Any], *, wait_seconds: float = 0.0
+    ) -> list[Outcome]:
+        """Copy the contents of `keys` into the caller's `buffers`; one outcome each.
+
+        The blocks of the longest prefix held are `ok`; from there on each outcome says why the
+        prefix ended, and its buffer is as it was.
+        """
+        if len(buffers) != len(keys):
+            raise InvalidBuffer(f"{len(buffers)} buffers for {len(keys)} keys")
+        lease = self.lease(keys, wait_seconds=wait_seconds)
+        try:
+            return lease.copy_into(buffers)
+        finally:
+            lease.release()
+
+    def delete(self, keys: Sequence[BlockKey]) -> list[Outcome]:
+        """Hide blocks at once; `ok` each, or `absent`. Leases on them keep their bytes.
+
+        Blocks that follow a deleted one stay, out of reach until it is stored again.
+        """
+        self._check_open()
+        request = DeleteRequest(self._domain, self._keys_of.keys(keys))
+        return cast("DeleteAnswer", self._link.call(request)).outcomes
+
+    def close(self) -> None:
+        """Release the session's leases and abort its reservations.
+
+        Raises LeaseInUse where a view of one is alive; such a lease ends at its deadline.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        in_use: LeaseInUse | None = None
+        for held in list(self._open):
+            try:
+                if isinstance(held, Lease):
+                    held.release()
+                else:
+                    held.abort()
+            except LeaseInUse as error:
+                in_use = error
+            except StoreClosed:
+                return  # the store went first, and took everything with it
+        if in_use is not None:
+            raise in_use
+
+    def _storage_keys(self, keys: Sequence[BlockKey]) -> list[bytes]:
+        self._check_consecutive(keys)
+        return self._keys_of.keys(keys)
+
+    def _check_consecutive(self, keys: Sequence[BlockKey]) -> None:
+        self._check_open()
+        for position, (key, following) in enumerate(pairwise(keys)):
+            if following.parent_hash != key.chain_hash:
+                raise InvalidKeys(f"keys[{position + 1}] does not follow keys[{position}]")
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StoreClosed("the session is closed")
+
+    def _sources(
+        self, keys: Sequence[BlockKey], blocks: Sequence[Any], start: int
+    ) -> list[Bytes]:
+        if len(blocks) != len(keys) - start:
+            raise InvalidBuffer(f"{len(blocks)} blocks for keys {start} to {len(keys)}")
+        sources = []
+        for position, (key, block) in enumerate(zip(keys[start:], blocks, strict=True)):
+            source = as_bytes(block, is_writable=False)
+            expected = self._bytes_per_block(key.token_count)
+            if len(source) != expected:
+                raise InvalidBuffer(
+                    f"blocks[{position}] has {len(source)} bytes, and {key.token_count} tokens of "
+                    f"this layout are {expected}"
+                )
+            sources.append(source)
+        return sources
+
+
+def _seconds(name: str, value: float) -> float:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= WAIT_SECONDS_MAX:  # NaN is refused, too
+        raise InvalidRequest(
+            f"{name}_seconds is {value!r}: allowed are 0 to {WAIT_SECONDS_MAX:.0f}"
+        )
+    return float(value)
+
+
+def _ttl_seconds(value: float) -> float:
+    seconds = _seconds("ttl", value)
+    if not math.isfinite(seconds) or seconds <= 0:
+        raise InvalidRequest(f"ttl_seconds is {value!r}: it must be more than 0")
+    return seconds

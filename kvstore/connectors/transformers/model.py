@@ -1,0 +1,40 @@
+"""What the connector needs of a model; every `PreTrainedModel` that can `generate` has it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+
+class DecoderModel(Protocol):
+    """A model of transformers, as far as it is used here."""
+
+    training: bool
+
+    @property
+    def config(self) -> Any:  # noqa: ANN401 - each architecture has fields of its own
+        """Its configuration."""
+
+    @property
+    def generation_config(self) -> Any:  # noqa: ANN401
+        """The defaults of `generate`."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters are."""
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Its weights."""
+
+    def named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Its constants."""
+
+    def generate(self, *inputs: Any, **arguments: Any) -> Any:  # noqa: ANN401
+        """Continue a sequence."""
+
+    def __call__(self, *inputs: Any, **arguments: Any) -> Any:  # noqa: ANN401
+        """One forward pass."""

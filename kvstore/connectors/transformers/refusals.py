@@ -1,0 +1,189 @@
+"""What cannot be kept without loss is refused, by type and with what was found and what is allowed.
+
+A prefix of tokens names a block. So whatever else decides a block's bytes, or the tokens that come
+out, is either part of the namespace or refused here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import DynamicCache, GenerationConfig, GenerationMixin
+
+from kvstore.connectors.transformers import geometry
+from kvstore.errors import UnsupportedCache
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from kvstore.connectors.transformers.model import DecoderModel
+
+#: These take their frequencies from the length of the whole sequence, so that the keys of a prefix
+#: depend on what follows it.
+UNSTABLE_ROPE_TYPES = frozenset({"dynamic", "longrope"})
+
+#: Settings of `generate` that lead away from greedy search and sampling over one DynamicCache, with
+#: the values that do not.
+_PLAIN_SETTINGS: Mapping[str, tuple[object, ...]] = {
+    "num_beams": (None, 1),
+    "num_return_sequences": (None, 1),
+    "use_cache": (None, True),
+    "cache_implementation": (None,),
+    "prompt_lookup_num_tokens": (None,),
+    "assistant_early_exit": (None,),
+    "use_mtp": (None, False),
+    "is_assistant": (None, False),
+    "penalty_alpha": (None, 0, 0.0),
+    "dola_layers": (None,),
+    "constraints": (None,),
+    "force_words_ids": (None,),
+    "token_healing": (None, False),
+    # Their first entry is of the prefill, which would be shorter by the loaded tokens.
+    "output_attentions": (None, False),
+    "output_hidden_states": (None, False),
+}
+_PLAIN_ARGUMENTS = ("assistant_model", "custom_generate")
+
+
+def check_model(model: DecoderModel) -> None:
+    """Raise UnsupportedCache for a model whose cache is not keys and values of all tokens."""
+    config = model.config
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedCache(
+            f"{type(model).__name__} is an encoder-decoder model; supported: decoder models"
+        )
+    foreign = geometry.foreign_layers(geometry.empty_cache(model))
+    if foreign:
+        raise UnsupportedCache(
+            f"cache layers {', '.join(foreign[:4])}{' ...' if foreign[4:] else ''} "
+            f"({len(foreign)} in all) keep more or less than the keys and values of all tokens; "
+            "supported: DynamicLayer in every layer (full attention)"
+        )
+    for rope_type in _rope_types(config.to_dict()):
+        if rope_type in UNSTABLE_ROPE_TYPES:
+            raise UnsupportedCache(
+                f"RoPE of type {rope_type!r}: the keys of a prefix change with the length of what "
+                "follows; supported: types with fixed frequencies"
+            )
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    devices = sorted({str(tensor.device) for _, tensor in tensors})
+    if len(devices) != 1:
+        raise UnsupportedCache(f"the model lies on {', '.join(devices)}; supported: one device")
+
+
+def check_adapter(model: DecoderModel, adapter: object) -> None:
+    """Raise UnsupportedCache where an adapter is loaded that nobody has named.
+
+    Its weights are in the fingerprint, but which of several is active is not, nor whether one is.
+    """
+    if getattr(model, "peft_config", None) and adapter is None:
+        raise UnsupportedCache(
+            "a PEFT adapter is loaded: merge it, or pass adapter= with the SHA-256 of its content"
+        )
+
+
+def check_call(model: DecoderModel, input_ids: torch.Tensor, arguments: Mapping[str, Any]) -> None:
+    """Raise UnsupportedCache for a call of `generate` that is not one plain sequence."""
+    if not isinstance(input_ids, torch.Tensor) or input_ids.ndim != 2:
+        found = list(getattr(input_ids, "shape", [])) or type(input_ids).__name__
+        raise TypeError(f"input_ids: expected a tensor of shape [1, tokens], got {found}")
+    if input_ids.shape[0] != 1:
+        raise UnsupportedCache(f"a batch of {input_ids.shape[0]} sequences; supported: one")
+    if model.training:
+        raise UnsupportedCache("the model is in training mode (dropout); call model.eval()")
+    device_type = input_ids.device.type
+    if torch.is_autocast_enabled(device_type):
+        raise UnsupportedCache(
+            "autocast is on, so the cache may have another dtype than its layout; supported: off"
+        )
+    _check_arguments(arguments)
+    _check_settings(model, arguments)
+    _check_mask(model, input_ids, arguments)
+
+
+def check_cache(cache: object) -> None:
+    """Raise UnsupportedCache for a caller's cache that cannot be copied as keys and values."""
+    if type(cache) is not DynamicCache or getattr(cache, "offloading", False):
+        raise UnsupportedCache(
+            f"{geometry.CACHE_ARGUMENT} is a {type(cache).__name__}"
+            f"{' that offloads' if getattr(cache, 'offloading', False) else ''}; "
+            "supported: a plain DynamicCache, or none"
+        )
+    foreign = geometry.foreign_layers(cache)
+    if foreign:
+        raise UnsupportedCache(
+            f"{geometry.CACHE_ARGUMENT} has layers {', '.join(foreign[:4])}; "
+            "supported: DynamicLayer"
+        )
+
+
+def _check_arguments(arguments: Mapping[str, Any]) -> None:
+    for name in _PLAIN_ARGUMENTS:
+        if arguments.get(name) is not None:
+            raise UnsupportedCache(
+                f"{name} is given; supported: greedy search and sampling by generate itself"
+            )
+    allowed = {*inspect.signature(GenerationMixin.generate).parameters} - {"self", "inputs"}
+    allowed |= {*vars(_default_settings()), "attention_mask", "tokenizer"}
+    for name, value in arguments.items():
+        if name not in allowed and value is not None:
+            raise UnsupportedCache(
+                f"model input {name!r}: it may change what is cached, and blocks are found by "
+                "their tokens alone; supported: input_ids, with an attention_mask of ones"
+            )
+
+
+def _check_settings(model: DecoderModel, arguments: Mapping[str, Any]) -> None:
+    for name, plain in _PLAIN_SETTINGS.items():
+        value = _setting(model, arguments, name)
+        if value not in plain:
+            shown = " or ".join(repr(each) for each in plain if each is not None) or "not set"
+            raise UnsupportedCache(f"{name}={value!r}; supported: {shown}")
+
+
+def _check_mask(model: DecoderModel, input_ids: torch.Tensor, arguments: Mapping[str, Any]) -> None:
+    mask = arguments.get("attention_mask")
+    if mask is not None:
+        if not bool((mask == 1).all()):
+            raise UnsupportedCache(
+                "attention_mask hides tokens (padding); supported: ones everywhere, or none"
+            )
+        return
+    # Without a mask, generate takes a pad token for padding, unless that token ends texts too.
+    pad = _setting(model, arguments, "pad_token_id")
+    end = _setting(model, arguments, "eos_token_id")
+    ends = set(torch.as_tensor([] if end is None else end).reshape(-1).tolist())
+    if pad is not None and int(pad) not in ends and bool((input_ids == int(pad)).any()):
+        raise UnsupportedCache(
+            f"the prompt has the pad token {int(pad)} and no attention_mask, so generate would "
+            "hide that token; supported: an attention_mask of ones"
+        )
+
+
+def _setting(model: DecoderModel, arguments: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401
+    """The value that `generate` will use: the call's, its config's, or the model's default."""
+    for value in (
+        arguments.get(name),
+        getattr(arguments.get("generation_config"), name, None),
+        getattr(model.generation_config, name, None),
+    ):
+        if value is not None:
+            return value
+    return None
+
+
+def _default_settings() -> object:
+    make: Callable[[], object] = GenerationConfig
+    return make()
+
+
+def _rope_types(config: object) -> Iterator[str]:
+    """All RoPE types in a config, be they of the model, of a layer type or of a part of it."""
+    if isinstance(config, dict):
+        for name, value in config.items():
+            if name in {"rope_type", "type"} and isinstance(value, str):
+                yield value
+            else:
+                yield from _rope_types(value)

@@ -1,0 +1,71 @@
+"""What one call of `PrefixCache.generate` did, and why it did no more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvstore.types import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """One call. Tokens of the prompt are either loaded or computed; blocks are whole ones.
+
+    `reason` says why fewer blocks were loaded than the prompt has to offer, None where all were or
+    where the store was not asked (`from_caller`: the caller brought KV of its own, which is neither
+    looked up nor stored). `hits_by_tier` counts the loaded blocks by the tier that held them.
+    `put_outcomes` counts the blocks offered to the store, of which `stored_blocks` are new in it.
+    `load_seconds` is lookup, lease and copy, all of it before the first token; `store_seconds` is
+    all time spent on storing, none of it before the first token.
+    """
+
+    prompt_tokens: int
+    loaded_tokens: int
+    computed_tokens: int
+    stored_blocks: int
+    loaded_bytes: int
+    stored_bytes: int
+    hits_by_tier: Mapping[str, int]
+    reason: Outcome | None
+    put_outcomes: Mapping[Outcome, int]
+    load_seconds: float
+    store_seconds: float
+    from_caller: bool
+
+
+@dataclass(slots=True)
+class Tally:
+    """The same while the call runs."""
+
+    prompt_tokens: int
+    loaded_blocks: int = 0
+    hits_by_tier: dict[str, int] = field(default_factory=dict)
+    reason: Outcome | None = None
+    put_outcomes: Counter[Outcome] = field(default_factory=Counter)
+    stored_blocks: int = 0
+    load_seconds: float = 0.0
+    store_seconds: float = 0.0
+
+    def report(self, *, block_tokens: int, block_bytes: int, from_caller: bool) -> Report:
+        """Freeze it."""
+        loaded_tokens = self.loaded_blocks * block_tokens
+        return Report(
+            prompt_tokens=self.prompt_tokens,
+            loaded_tokens=loaded_tokens,
+            computed_tokens=self.prompt_tokens - loaded_tokens,
+            stored_blocks=self.stored_blocks,
+            loaded_bytes=self.loaded_blocks * block_bytes,
+            stored_bytes=self.stored_blocks * block_bytes,
+            hits_by_tier=MappingProxyType(dict(self.hits_by_tier)),
+            reason=self.reason,
+            put_outcomes=MappingProxyType(dict(self.put_outcomes)),
+            load_seconds=self.load_seconds,
+            store_seconds=self.store_seconds,
+            from_caller=from_caller,
+        )

@@ -1,0 +1,136 @@
+"""The index: which block is where, and the longest prefix of a list of keys that is held.
+
+Keys are opaque here. Two domains never see each other's entries, whatever keys they make up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvstore.slots import Slot, SlotState
+from kvstore.types import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from kvstore.messages import BlockSpec
+
+#: How many keys that were dropped are remembered, with the reason.
+HISTORY_ENTRIES = 65_536
+
+
+class Entry:
+    """One block that is stored, or is being written.
+
+    `users` counts what protects it from eviction: leases on it, and our own I/O on its slot.
+    `children` counts resident entries whose parent it is.
+    """
+
+    __slots__ = (
+        "checksum",
+        "children",
+        "domain",
+        "hits",
+        "is_evictable",
+        "is_partial",
+        "is_queued",
+        "key",
+        "length_bytes",
+        "parent",
+        "slot",
+        "stamp",
+        "token_count",
+        "users",
+    )
+
+    def __init__(self, domain: bytes, spec: BlockSpec, slot: Slot) -> None:
+        self.domain = domain
+        self.key = spec.key
+        self.token_count = spec.token_count
+        self.is_partial = spec.is_partial
+        self.length_bytes = spec.length_bytes
+        self.slot = slot
+        self.parent: Entry | None = None
+        self.children = 0
+        self.users = 0
+        self.hits = 0
+        self.checksum: int | None = None
+        # The policy's own: when it was last used, whether it may leave, and where the policy
+        # keeps it.
+        self.stamp = 0
+        self.is_evictable = False
+        self.is_queued = False
+
+    def __repr__(self) -> str:
+        return f"Entry({self.key.hex()[:12]}, {self.slot!r}, users {self.users})"
+
+
+class Index:
+    """Entries by (domain, key), and a bounded history of why others are gone."""
+
+    def __init__(self, history_entries: int = HISTORY_ENTRIES) -> None:
+        self._tables: dict[bytes, dict[bytes, Entry]] = {}
+        self._history: dict[tuple[bytes, bytes], Outcome] = {}
+        self._history_entries = history_entries
+
+    def __len__(self) -> int:
+        return sum(len(table) for table in self._tables.values())
+
+    def __iter__(self) -> Iterator[Entry]:
+        for table in self._tables.values():
+            yield from table.values()
+
+    def find(self, domain: bytes, key: bytes) -> Entry | None:
+        """The entry of a key, ready or being written."""
+        table = self._tables.get(domain)
+        return None if table is None else table.get(key)
+
+    def prefix(self, domain: bytes, keys: Sequence[bytes]) -> list[Entry]:
+        """The entries of the longest run of `keys`, from the first one on, that are ready."""
+        table = self._tables.get(domain)
+        entries: list[Entry] = []
+        if table is None:
+            return entries
+        for key in keys:
+            entry = table.get(key)
+            if entry is None or entry.slot.state is not SlotState.READY:
+                break
+            entries.append(entry)
+        return entries
+
+    def why_missing(self, domain: bytes, key: bytes) -> Outcome:
+        """The reason why `key` is not ready: `pending`, what the history says, or `absent`."""
+        if self.find(domain, key) is not None:
+            return Outcome.PENDING
+        return self._history.get((domain, key), Outcome.ABSENT)
+
+    def insert(self, entry: Entry, parent_key: bytes | None) -> None:
+        """Enter a block that is being written, and tie it to its parent if that is resident."""
+        table = self._tables.setdefault(entry.domain, {})
+        table[entry.key] = entry
+        if parent_key is not None:
+            entry.parent = table.get(parent_key)
+            if entry.parent is not None:
+                entry.parent.children += 1
+
+    def remove(self, entry: Entry, reason: Outcome | None) -> None:
+        """Hide a block at once. `reason` goes into the history; None leaves no trace there."""
+        table = self._tables[entry.domain]
+        del table[entry.key]
+        if not table:
+            del self._tables[entry.domain]
+        if entry.parent is not None:
+            entry.parent.children -= 1
+        if reason is not None:
+            self._remember(entry, reason)
+
+    def forget_history(self, entry: Entry) -> None:
+        """Drop the memory of an earlier loss: the block is back."""
+        self._history.pop((entry.domain, entry.key), None)
+
+    def _remember(self, entry: Entry, reason: Outcome) -> None:
+        history = self._history
+        history.pop((entry.domain, entry.key), None)
+        history[entry.domain, entry.key] = reason
+        if len(history) > self._history_entries:
+            del history[next(iter(history))]

@@ -1,0 +1,106 @@
+"""Leases: blocks that stay readable until their holder is done, or until a deadline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvstore.deadlines import Deadlines
+from kvstore.messages import LeaseAnswer
+from kvstore.residency import place_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvstore.index import Entry
+    from kvstore.messages import LeaseRequest
+    from kvstore.metrics import Counters
+    from kvstore.residency import Residency
+    from kvstore.types import Outcome
+
+#: However often it is renewed, no lease lasts longer than this after it was granted.
+LEASE_SECONDS_MAX = 3_600.0
+
+
+class Lease:
+    """Entries, each counted as used once, until `deadline`."""
+
+    __slots__ = ("deadline", "entries", "latest_deadline", "lease_id")
+
+    def __init__(self, lease_id: int, entries: list[Entry], now: float, ttl_seconds: float) -> None:
+        self.lease_id = lease_id
+        self.entries = entries
+        self.latest_deadline = now + LEASE_SECONDS_MAX
+        self.deadline = min(now + ttl_seconds, self.latest_deadline)
+
+
+class Leases:
+    """All leases of a core."""
+
+    def __init__(self, blocks: Residency, counters: Counters) -> None:
+        self._blocks = blocks
+        self._counters = counters
+        self._leases: dict[int, Lease] = {}
+        self._deadlines = Deadlines(self._deadline_of)
+        self._last_id = 0
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._leases.values())
+
+    def grant(
+        self, request: LeaseRequest, entries: list[Entry], reason: Outcome | None, now: float
+    ) -> LeaseAnswer:
+        """Lease `entries`, the longest prefix of what was asked for, and count hit and miss."""
+        counters, tier = self._counters, self._blocks.tier
+        counters.add("lookup_tokens", request.tokens)
+        if reason is not None:
+            counters.add("misses", len(request.keys) - len(entries), reason)
+        if not entries:
+            return LeaseAnswer(0, [], now, {}, reason)
+        tokens = 0
+        for entry in entries:
+            entry.hits += 1
+            tokens += entry.token_count
+        counters.add("hit_blocks", len(entries), tier)
+        counters.add("hit_tokens", tokens, tier)
+        self._blocks.add_users(entries)
+        self._blocks.touch(entries)
+        self._last_id += 1
+        lease = Lease(self._last_id, entries, now, request.ttl_seconds)
+        self._leases[lease.lease_id] = lease
+        self._deadlines.add(lease.deadline, lease.lease_id)
+        places = [place_of(entry) for entry in entries]
+        return LeaseAnswer(lease.lease_id, places, lease.deadline, {tier: len(entries)}, reason)
+
+    def renew(self, lease_id: int, ttl_seconds: float, now: float) -> float | None:
+        """Move a deadline on, never back, never past the maximum; None where it has ended."""
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            return None
+        lease.deadline = max(lease.deadline, min(now + ttl_seconds, lease.latest_deadline))
+        return lease.deadline
+
+    def release(self, lease_id: int) -> bool:
+        """End a lease by its holder's word; False where it had ended before."""
+        lease = self._leases.pop(lease_id, None)
+        if lease is None:
+            return False
+        self._deadlines.drop()
+        self._end(lease, "released")
+        return True
+
+    def expire(self, now: float) -> None:
+        """End the leases whose deadline has come."""
+        for lease_id in self._deadlines.pop_due(now):
+            self._end(self._leases.pop(lease_id), "expired")
+
+    def next_deadline(self) -> float | None:
+        """The earliest deadline, or a time before it; None without leases."""
+        return self._deadlines.next()
+
+    def _end(self, lease: Lease, reason: str) -> None:
+        self._counters.add("ended_leases", 1, reason)
+        self._blocks.drop_users(lease.entries)
+
+    def _deadline_of(self, lease_id: int) -> float | None:
+        lease = self._leases.get(lease_id)
+        return None if lease is None else lease.deadline

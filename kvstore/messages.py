@@ -1,0 +1,216 @@
+"""What a session asks of the core, and what the core answers.
+
+All of it is plain values: the same records cross a function call in the embedded store and a
+socket elsewhere. Times in requests are durations, so that no two clocks need to agree.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvstore.types import Outcome, Place
+
+
+class BlockSpec(NamedTuple):
+    """What the core must know of a block that is to be written."""
+
+    key: bytes
+    parent_key: bytes | None  # None for the first block of a sequence
+    length_bytes: int
+    token_count: int
+    is_partial: bool
+
+
+class MatchRequest(NamedTuple):
+    """How long a prefix of `keys` is held? Changes nothing.
+
+    With `wait_seconds`, waits that long for blocks that another writer is filling.
+    """
+
+    domain: bytes
+    keys: Sequence[bytes]
+    wait_seconds: float
+
+
+class MatchAnswer(NamedTuple):
+    """The longest prefix held, and why the next block is not."""
+
+    blocks: int
+    by_tier: dict[str, int]
+    reason: Outcome | None
+
+
+class LeaseRequest(NamedTuple):
+    """Hold the longest prefix of `keys` that is, or within `wait_seconds` becomes, readable."""
+
+    domain: bytes
+    keys: Sequence[bytes]
+    tokens: int  # of all keys, for the counters
+    ttl_seconds: float
+    wait_seconds: float
+
+
+class LeaseAnswer(NamedTuple):
+    """A lease on `places`, until `deadline` on the core's clock. `lease_id` 0: nothing held."""
+
+    lease_id: int
+    places: list[Place]
+    deadline: float
+    by_tier: dict[str, int]
+    reason: Outcome | None
+
+
+class RenewRequest(NamedTuple):
+    """Let a lease end no earlier than `ttl_seconds` from now; never shortens it."""
+
+    lease_id: int
+    ttl_seconds: float
+
+
+class RenewAnswer(NamedTuple):
+    """The lease's deadline; None where it had ended before."""
+
+    deadline: float | None
+
+
+class ReleaseRequest(NamedTuple):
+    """End a lease. `copied` has what became of the blocks that were copied out under it."""
+
+    lease_id: int
+    copied: dict[Outcome, int]
+
+
+class ReleaseAnswer(NamedTuple):
+    """False where the lease had ended before: released twice, expired, or never granted."""
+
+    was_held: bool
+
+
+class ReserveRequest(NamedTuple):
+    """Make room for the blocks from position `start` on.
+
+    `blocks[:start]` are there so that writing the tail of a prefix does not evict its beginning.
+    """
+
+    domain: bytes
+    blocks: Sequence[BlockSpec]
+    start: int
+    ttl_seconds: float
+    wait_seconds: float
+
+
+class ReserveAnswer(NamedTuple):
+    """One outcome a block from `start` on; a place where it is `granted`, else None.
+
+    `checksums` has what is known of blocks that are `present`, else None.
+    """
+
+    reservation_id: int
+    outcomes: list[Outcome]
+    places: list[Place | None]
+    checksums: list[int | None]
+    deadline: float
+
+
+class CommitRequest(NamedTuple):
+    """Make the first `count` positions of a reservation visible, `present` ones included."""
+
+    reservation_id: int
+    count: int
+    differing_puts: int  # positions that are present with other bytes than this writer has
+
+
+class CommitAnswer(NamedTuple):
+    """`ok`, or `expired` where the reservation had ended before and nothing became visible."""
+
+    outcome: Outcome
+
+
+class AbortRequest(NamedTuple):
+    """Give back what was not committed. The writer touches that memory no more."""
+
+    reservation_id: int
+
+
+class AbortAnswer(NamedTuple):
+    """False where the reservation had ended before."""
+
+    was_open: bool
+
+
+class DeleteRequest(NamedTuple):
+    """Hide blocks at once; their memory is freed after the last lease."""
+
+    domain: bytes
+    keys: Sequence[bytes]
+
+
+class DeleteAnswer(NamedTuple):
+    """`ok` for each block that was hidden, `absent` for the others."""
+
+    outcomes: list[Outcome]
+
+
+class ScrubRequest(NamedTuple):
+    """Read these blocks again, compare their checksums, drop what is corrupt."""
+
+    domain: bytes
+    keys: Sequence[bytes]
+
+
+class ScrubAnswer(NamedTuple):
+    """How many blocks were read, and the keys of those that were dropped."""
+
+    checked: int
+    corrupt: list[bytes]
+
+
+Request = (
+    MatchRequest
+    | LeaseRequest
+    | RenewRequest
+    | ReleaseRequest
+    | ReserveRequest
+    | CommitRequest
+    | AbortRequest
+    | DeleteRequest
+    | ScrubRequest
+)
+
+Answer = (
+    MatchAnswer
+    | LeaseAnswer
+    | RenewAnswer
+    | ReleaseAnswer
+    | ReserveAnswer
+    | CommitAnswer
+    | AbortAnswer
+    | DeleteAnswer
+    | ScrubAnswer
+)
+
+
+class TransferKind(StrEnum):
+    """Why the core wants bytes to be read."""
+
+    CHECKSUM = "checksum"  # of a block that was committed just now
+    SCRUB = "scrub"  # of a block at rest
+
+
+class Transfer(NamedTuple):
+    """Work on payload that the core asks its runner to do, and to `complete` afterwards."""
+
+    transfer_id: int
+    kind: TransferKind
+    place: Place
+
+
+class Step(NamedTuple):
+    """What came of one event: answers by request id, and transfers to run."""
+
+    answers: list[tuple[int, Answer]]
+    transfers: list[Transfer]

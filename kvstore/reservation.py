@@ -1,0 +1,200 @@
+"""Reservations: slots that one writer fills, invisible until it commits."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from kvstore.deadlines import Deadlines
+from kvstore.messages import ReserveAnswer
+from kvstore.residency import place_of
+from kvstore.slots import SlotState, slot_size_bytes
+from kvstore.types import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvstore.index import Entry
+    from kvstore.messages import BlockSpec, ReserveRequest
+    from kvstore.metrics import Counters
+    from kvstore.residency import Residency
+
+
+class ReservationState(StrEnum):
+    """Whether a writer may still commit."""
+
+    OPEN = "open"
+    EXPIRED = "expired"  # too late to commit; its memory is held until the writer is done
+
+
+class Reservation:
+    """What one writer was granted, position by position.
+
+        position   0        1        2        3        4
+        outcome    present  granted  granted  pending  granted
+        entry      theirs   ours     ours     None     ours
+                   |<--- committed --->|
+
+    Positions before `committed` are visible and no longer the writer's.
+    """
+
+    __slots__ = (
+        "committed",
+        "deadline",
+        "entries",
+        "outcomes",
+        "prefix",
+        "reservation_id",
+        "state",
+    )
+
+    def __init__(self, reservation_id: int, prefix: list[Entry], deadline: float) -> None:
+        self.reservation_id = reservation_id
+        self.prefix = prefix  # resident blocks before the first position
+        self.entries: list[Entry | None] = []
+        self.outcomes: list[Outcome] = []
+        self.committed = 0
+        self.deadline = deadline
+        self.state = ReservationState.OPEN
+
+    def granted(self, start: int, end: int) -> list[Entry]:
+        """The writer's own entries of positions start..end."""
+        pairs = zip(self.entries[start:end], self.outcomes[start:end], strict=True)
+        return [e for e, outcome in pairs if e is not None and outcome is Outcome.GRANTED]
+
+    def uncommitted(self) -> list[Entry]:
+        """The writer's own entries that never became visible."""
+        return self.granted(self.committed, len(self.entries))
+
+    def answer(self) -> ReserveAnswer:
+        """What the writer is told."""
+        pairs = list(zip(self.entries, self.outcomes, strict=True))
+        return ReserveAnswer(
+            self.reservation_id,
+            list(self.outcomes),
+            [place_of(e) if e and outcome is Outcome.GRANTED else None for e, outcome in pairs],
+            [e.checksum if e and outcome is Outcome.PRESENT else None for e, outcome in pairs],
+            self.deadline,
+        )
+
+
+class Reservations:
+    """All reservations of a core."""
+
+    def __init__(self, blocks: Residency, counters: Counters) -> None:
+        self._blocks = blocks
+        self._counters = counters
+        self._reservations: dict[int, Reservation] = {}
+        self._deadlines = Deadlines(self._deadline_of)
+        self._last_id = 0
+
+    def __iter__(self) -> Iterator[Reservation]:
+        return iter(self._reservations.values())
+
+    def reserve(
+        self, request: ReserveRequest, now: float, *, can_wait: bool
+    ) -> ReserveAnswer | None:
+        """Grant what is missing and fits; None where `can_wait` and waiting may bring more."""
+        blocks, domain, start = self._blocks, request.domain, request.start
+        prefix_keys = [spec.key for spec in request.blocks[:start]]
+        prefix = [e for key in prefix_keys if (e := blocks.find_ready(domain, key)) is not None]
+        batch = [(spec, blocks.index.find(domain, spec.key)) for spec in request.blocks[start:]]
+        present = [e for _, e in batch if e is not None and e.slot.state is SlotState.READY]
+        missing_bytes = sum(slot_size_bytes(spec.length_bytes) for spec, e in batch if e is None)
+        # Making room for the tail of a prefix must not evict its beginning.
+        protected = prefix + present
+        blocks.add_users(protected)
+        could_fit = missing_bytes <= blocks.slots.capacity_bytes
+        if can_wait and could_fit and missing_bytes > blocks.obtainable_bytes():
+            blocks.drop_users(protected)
+            return None
+        self._last_id += 1
+        reservation = Reservation(self._last_id, prefix, now + request.ttl_seconds)
+        for spec, entry in batch:
+            self._reserve_one(domain, spec, entry, reservation)
+        blocks.drop_users(protected)
+        self._reservations[reservation.reservation_id] = reservation
+        self._deadlines.add(reservation.deadline, reservation.reservation_id)
+        return reservation.answer()
+
+    def commit(self, reservation_id: int, count: int) -> list[Entry] | None:
+        """Make the first `count` positions visible and return the writer's own among them.
+
+        Each comes with one user counted, the caller's. None: it has ended, nothing is visible,
+        and what was held for the writer is free, since a writer that commits has stopped writing.
+        """
+        reservation = self._reservations.get(reservation_id)
+        if reservation is None:
+            return None
+        if reservation.state is ReservationState.EXPIRED:
+            self._end(reservation, "expired")
+            return None
+        count = max(reservation.committed, min(count, len(reservation.entries)))
+        published = reservation.granted(reservation.committed, count)
+        for entry in published:
+            self._blocks.publish(entry)
+            self._counters.add("stored_blocks", 1, self._blocks.tier)
+            self._counters.add("stored_bytes", entry.length_bytes, self._blocks.tier)
+        reservation.committed = count
+        visible = [e for e in reservation.entries[:count] if e is not None]
+        self._blocks.touch(reservation.prefix + visible)
+        if count == len(reservation.entries):
+            self._end(reservation, "committed")
+        return published
+
+    def abort(self, reservation_id: int) -> bool:
+        """Take back what was not committed; False where the reservation had ended before."""
+        reservation = self._reservations.get(reservation_id)
+        if reservation is None:
+            return False
+        was_open = reservation.state is ReservationState.OPEN
+        self._end(reservation, "aborted" if was_open else "expired")
+        return was_open
+
+    def expire(self, now: float) -> None:
+        """Close the reservations whose deadline has come.
+
+        Their writers may be in mid-fill, so the slots are held until those say they are done.
+        """
+        for reservation_id in self._deadlines.pop_due(now):
+            reservation = self._reservations[reservation_id]
+            reservation.state = ReservationState.EXPIRED
+            for entry in reservation.uncommitted():
+                self._blocks.withdraw(entry, is_held=True)
+
+    def next_deadline(self) -> float | None:
+        """The earliest deadline, or a time before it; None without open reservations."""
+        return self._deadlines.next()
+
+    def _reserve_one(
+        self, domain: bytes, spec: BlockSpec, entry: Entry | None, reservation: Reservation
+    ) -> None:
+        outcome = Outcome.PRESENT
+        if entry is None:
+            # After the first block without room, later ones could not be reached anyway.
+            if Outcome.FULL not in reservation.outcomes:
+                entry = self._blocks.reserve(domain, spec)
+            outcome = Outcome.FULL if entry is None else Outcome.GRANTED
+        elif entry.slot.state is not SlotState.READY:
+            entry, outcome = None, Outcome.PENDING
+        if outcome.is_miss:
+            self._counters.add("refused_blocks", 1, outcome)
+        reservation.entries.append(entry)
+        reservation.outcomes.append(outcome)
+
+    def _end(self, reservation: Reservation, reason: str) -> None:
+        del self._reservations[reservation.reservation_id]
+        self._counters.add("ended_reservations", 1, reason)
+        if reservation.state is ReservationState.OPEN:
+            self._deadlines.drop()
+            for entry in reservation.uncommitted():
+                self._blocks.withdraw(entry, is_held=False)
+        else:
+            for entry in reservation.uncommitted():
+                self._blocks.slots.free(entry.slot)
+
+    def _deadline_of(self, reservation_id: int) -> float | None:
+        reservation = self._reservations.get(reservation_id)
+        if reservation is None or reservation.state is not ReservationState.OPEN:
+            return None
+        return reservation.deadline

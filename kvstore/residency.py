@@ -1,0 +1,148 @@
+"""What is resident in a tier, and what protects it.
+
+Joins index, slots and policy, so that the three always agree: an entry is known to the policy
+exactly while it is ready and nobody uses it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvstore.index import Entry, Index
+from kvstore.slots import Slot, Slots, SlotState, slot_size_bytes
+from kvstore.types import Outcome, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from kvstore.messages import BlockSpec
+    from kvstore.metrics import Counters
+    from kvstore.policy import Policy
+
+
+class Residency:
+    """The blocks of one tier."""
+
+    def __init__(self, slots: Slots, policy: Policy, counters: Counters, tier: str) -> None:
+        self.slots = slots
+        self.index = Index()
+        self.tier = tier
+        self.condemned: set[Entry] = set()
+        self.reclaimable_bytes = 0  # slots of ready blocks that nobody uses
+        self._policy = policy
+        self._counters = counters
+
+    # -- finding -----------------------------------------------------------------------------
+
+    def find_prefix(
+        self, domain: bytes, keys: Sequence[bytes]
+    ) -> tuple[list[Entry], Outcome | None]:
+        """The longest prefix that is ready, and why the next block is not (None: all are)."""
+        entries = self.index.prefix(domain, keys)
+        if len(entries) == len(keys):
+            return entries, None
+        return entries, self.index.why_missing(domain, keys[len(entries)])
+
+    def find_ready(self, domain: bytes, key: bytes) -> Entry | None:
+        """The entry of a key that readers may see."""
+        entry = self.index.find(domain, key)
+        return entry if entry is not None and entry.slot.state is SlotState.READY else None
+
+    # -- protection --------------------------------------------------------------------------
+
+    def add_users(self, entries: Iterable[Entry]) -> None:
+        """Protect ready entries, once more each."""
+        for entry in entries:
+            if not entry.users:
+                self.reclaimable_bytes -= entry.slot.size_bytes
+                self._policy.remove(entry)
+            entry.users += 1
+
+    def drop_users(self, entries: Iterable[Entry]) -> None:
+        """End one protection of each; what was deleted meanwhile is freed with its last user."""
+        for entry in entries:
+            entry.users -= 1
+            if entry.users:
+                continue
+            if entry.slot.state is SlotState.READY:
+                self.reclaimable_bytes += entry.slot.size_bytes
+                self._policy.add(entry)
+            else:
+                self.condemned.remove(entry)
+                self.slots.free(entry.slot)
+
+    def touch(self, entries: Sequence[Entry]) -> None:
+        """These blocks of one prefix, in prefix order, were used."""
+        self._policy.touch(entries)
+
+    # -- coming and going --------------------------------------------------------------------
+
+    def obtainable_bytes(self) -> int:
+        """Bytes that are free, or would be if everything unprotected left."""
+        return self.slots.free_bytes + self.reclaimable_bytes
+
+    def reserve(self, domain: bytes, spec: BlockSpec) -> Entry | None:
+        """Make an entry for a writer to fill, evicting what must go; None where there is no room.
+
+        Readers do not see it before `publish`.
+        """
+        slot = self._make_room(spec.length_bytes)
+        if slot is None:
+            return None
+        entry = Entry(domain, spec, slot)
+        self.index.insert(entry, spec.parent_key)
+        return entry
+
+    def publish(self, entry: Entry) -> None:
+        """Make a filled entry visible. Its first user is the caller's."""
+        entry.users = 1
+        self.slots.move(entry.slot, SlotState.READY)
+        self.index.forget_history(entry)
+
+    def withdraw(self, entry: Entry, *, is_held: bool) -> None:
+        """Forget an entry that never became visible; keep its slot if its writer may touch it."""
+        self._unlink(entry, None)
+        if is_held:
+            self.slots.move(entry.slot, SlotState.HELD)
+        else:
+            self.slots.free(entry.slot)
+
+    def drop(self, entry: Entry, reason: Outcome | None) -> None:
+        """Hide a ready entry at once; free it now or after its last user. None: deleted."""
+        self._unlink(entry, reason)
+        label = "deleted" if reason is None else reason
+        self._counters.add("dropped_blocks", 1, label)
+        self._counters.add("dropped_bytes", entry.length_bytes, label)
+        if entry.users:
+            self.slots.move(entry.slot, SlotState.CONDEMNED)
+            self.condemned.add(entry)
+        else:
+            self.reclaimable_bytes -= entry.slot.size_bytes
+            self._policy.remove(entry)
+            self.slots.free(entry.slot)
+
+    def _unlink(self, entry: Entry, reason: Outcome | None) -> None:
+        self.index.remove(entry, reason)
+        parent = entry.parent
+        if parent is not None and not parent.children and parent.is_evictable:
+            self._policy.add(parent)  # it has become a leaf
+
+    def _make_room(self, length_bytes: int) -> Slot | None:
+        if slot_size_bytes(length_bytes) > self.obtainable_bytes():
+            return None
+        slot = self.slots.grant(length_bytes)
+        while slot is None:
+            victim = self._policy.pop_victim()
+            if victim is None:
+                return None  # enough bytes, but what is protected lies between them
+            self.drop(victim, Outcome.EVICTED)
+            slot = self.slots.grant(length_bytes)
+        return slot
+
+
+def place_of(entry: Entry) -> Place:
+    """Where an entry's bytes lie."""
+    slot = entry.slot
+    return Place(
+        entry.domain + entry.key, slot.offset_bytes, entry.length_bytes, slot.generation
+    )

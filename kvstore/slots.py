@@ -1,0 +1,185 @@
+"""Slots: which bytes of a tier are free, and who owns the rest.
+
+A tier is one run of bytes, handed out in multiples of 4 KiB. Neighbouring free extents are merged
+at once, so a tier that was emptied can be filled with blocks of any other size.
+
+    offset 0                                                     capacity
+    | slot A (ready) | free | slot B (reserved) | slot C (held) | free |
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, insort
+from enum import StrEnum
+
+from kvstore.errors import InvariantViolated
+from kvstore.types import SLOT_ALIGNMENT_BYTES
+
+
+class SlotState(StrEnum):
+    """Who may touch a slot's bytes. Free extents are not slots."""
+
+    RESERVED = "reserved"  # a writer fills it; nobody reads it
+    READY = "ready"  # committed; its bytes do not change any more
+    CONDEMNED = "condemned"  # hidden by a delete, still read under a lease or by our own I/O
+    HELD = "held"  # its writer's time is up, but that writer may still touch it
+
+
+class Slot:
+    """A granted extent: `size_bytes` from `offset_bytes`, both multiples of 4 KiB."""
+
+    __slots__ = ("generation", "offset_bytes", "size_bytes", "state")
+
+    def __init__(self, offset_bytes: int, size_bytes: int, generation: int) -> None:
+        self.offset_bytes = offset_bytes
+        self.size_bytes = size_bytes
+        self.generation = generation
+        self.state = SlotState.RESERVED
+
+    def __repr__(self) -> str:
+        return (
+            f"Slot({self.offset_bytes}+{self.size_bytes}, {self.state}, "
+            f"generation {self.generation})"
+        )
+
+
+def slot_size_bytes(length_bytes: int) -> int:
+    """Bytes that a payload of `length_bytes` takes up: rounded up to 4 KiB, never 0."""
+    return max(1, -(-length_bytes // SLOT_ALIGNMENT_BYTES)) * SLOT_ALIGNMENT_BYTES
+
+
+class Slots:
+    """The slots of one tier of `capacity_bytes`, rounded down to 4 KiB.
+
+    `generations[offset // 4096]` changes whenever a slot that starts there is granted or taken
+    back, so whoever remembers a generation can tell that its bytes may have become another's.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        units = capacity_bytes // SLOT_ALIGNMENT_BYTES
+        if units < 1:
+            raise ValueError(f"capacity_bytes is {capacity_bytes}, less than one slot of 4096")
+        self.capacity_bytes = units * SLOT_ALIGNMENT_BYTES
+        self.generations = array("Q", bytes(8 * units))
+        self._last_generation = 0
+        self._granted: dict[int, Slot] = {}  # by offset
+        self._bytes = dict.fromkeys(SlotState, 0)
+        # Free extents, three views of one set: where each starts, where each ends, and by size.
+        self._size_at: dict[int, int] = {}
+        self._start_of_end: dict[int, int] = {}
+        self._starts_of_size: dict[int, dict[int, None]] = {}
+        self._sizes: list[int] = []  # sorted keys of _starts_of_size
+        self._add_extent(0, self.capacity_bytes)
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes in no slot."""
+        return self.capacity_bytes - sum(self._bytes.values())
+
+    @property
+    def largest_free_bytes(self) -> int:
+        """The largest payload that could be granted right now."""
+        return self._sizes[-1] if self._sizes else 0
+
+    def bytes_in(self, state: SlotState) -> int:
+        """Bytes of all slots in `state`."""
+        return self._bytes[state]
+
+    def grant(self, length_bytes: int) -> Slot | None:
+        """Make a slot in state `reserved` for `length_bytes`; None where no extent is that large.
+
+        Takes the smallest extent that fits, and of those the one that has been free for longest.
+        """
+        size = slot_size_bytes(length_bytes)
+        position = bisect_left(self._sizes, size)
+        if position == len(self._sizes):
+            return None
+        extent_size = self._sizes[position]
+        start = next(iter(self._starts_of_size[extent_size]))
+        self._remove_extent(start, extent_size)
+        if extent_size > size:
+            self._add_extent(start + size, extent_size - size)
+        slot = Slot(start, size, self._next_generation(start))
+        self._granted[start] = slot
+        self._bytes[SlotState.RESERVED] += size
+        return slot
+
+    def move(self, slot: Slot, state: SlotState) -> None:
+        """Put a granted slot into another state."""
+        self._bytes[slot.state] -= slot.size_bytes
+        self._bytes[state] += slot.size_bytes
+        slot.state = state
+
+    def free(self, slot: Slot) -> None:
+        """Take a slot back and merge it with its free neighbours.
+
+        Its generation changes before anybody can be granted these bytes again, also where a
+        later slot covers them without starting at the same offset.
+        """
+        start, size = slot.offset_bytes, slot.size_bytes
+        if self._granted.pop(start, None) is not slot:
+            raise InvariantViolated(f"freed twice: {slot!r}")
+        self._bytes[slot.state] -= size
+        self._next_generation(start)
+        end = start + size
+        size_after = self._size_at.get(end)
+        if size_after is not None:
+            self._remove_extent(end, size_after)
+            size += size_after
+        start_before = self._start_of_end.get(start)
+        if start_before is not None:
+            self._remove_extent(start_before, start - start_before)
+            size += start - start_before
+            start = start_before
+        self._add_extent(start, size)
+
+    def granted(self) -> list[Slot]:
+        """All slots, by offset."""
+        return [self._granted[offset] for offset in sorted(self._granted)]
+
+    def problems(self) -> list[str]:
+        """What does not add up: slots and extents must tile the tier, the sums must agree."""
+        found = []
+        pieces = sorted(
+            [(slot.offset_bytes, slot.size_bytes) for slot in self._granted.values()]
+            + list(self._size_at.items())
+        )
+        expected_start = 0
+        for start, size in pieces:
+            if start != expected_start:
+                found.append(f"bytes {expected_start}..{start} are in no slot, or in two")
+            expected_start = start + size
+        if expected_start != self.capacity_bytes:
+            found.append(f"slots end at {expected_start}, not at {self.capacity_bytes}")
+        for state in SlotState:
+            counted = sum(s.size_bytes for s in self._granted.values() if s.state is state)
+            if counted != self._bytes[state]:
+                found.append(f"{state}: {counted} bytes in slots, {self._bytes[state]} booked")
+        for slot in self._granted.values():
+            if self.generations[slot.offset_bytes // SLOT_ALIGNMENT_BYTES] != slot.generation:
+                found.append(f"generation table disagrees with {slot!r}")
+        return found
+
+    def _next_generation(self, offset_bytes: int) -> int:
+        self._last_generation += 1
+        self.generations[offset_bytes // SLOT_ALIGNMENT_BYTES] = self._last_generation
+        return self._last_generation
+
+    def _add_extent(self, start: int, size: int) -> None:
+        self._size_at[start] = size
+        self._start_of_end[start + size] = start
+        starts = self._starts_of_size.get(size)
+        if starts is None:
+            self._starts_of_size[size] = starts = {}
+            insort(self._sizes, size)
+        starts[start] = None
+
+    def _remove_extent(self, start: int, size: int) -> None:
+        del self._size_at[start]
+        del self._start_of_end[start + size]
+        starts = self._starts_of_size[size]
+        del starts[start]
+        if not starts:
+            del self._starts_of_size[size]
+            del self._sizes[bisect_left(self._sizes, size)]

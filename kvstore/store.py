@@ -1,0 +1,311 @@
+"""The core: what is where, who holds it, what leaves. It decides; its runner does.
+
+A synchronous state machine without I/O. Every call returns a `Step`: answers to requests, this
+one's or earlier ones', and transfers that the runner is to carry out and report with `complete`.
+The caller serialises all calls.
+
+    begin(request)  ──>  answers now, or waits for blocks or for room until its deadline
+    complete(...)   ──>  a transfer's bytes were read; may free what it held
+    tick(now)       ──>  deadlines: leases and reservations end, waiting requests are answered
+
+Life of a slot (`SlotState`; every arrow is a method of this module):
+
+    free ── reserve ──> reserved ── commit ──> ready ── evict, or delete without users ──> free
+                         │   │                   └── delete with users ──> condemned ─ last user ─┐
+                         │   └── abort ──> free                                                   v
+                         └── deadline ──> held ── the writer is done ──> free                    free
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from kvstore.audit import audit
+from kvstore.lease import Leases
+from kvstore.messages import (
+    AbortAnswer,
+    AbortRequest,
+    Answer,
+    CommitAnswer,
+    CommitRequest,
+    DeleteAnswer,
+    DeleteRequest,
+    LeaseRequest,
+    MatchAnswer,
+    MatchRequest,
+    ReleaseAnswer,
+    ReleaseRequest,
+    RenewAnswer,
+    RenewRequest,
+    Request,
+    ReserveRequest,
+    ScrubAnswer,
+    ScrubRequest,
+    Step,
+    Transfer,
+    TransferKind,
+)
+from kvstore.metrics import Counters
+from kvstore.reservation import Reservations
+from kvstore.residency import Residency, place_of
+from kvstore.slots import SlotState
+from kvstore.types import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvstore.audit import Audit
+    from kvstore.clock import Clock
+    from kvstore.index import Entry
+    from kvstore.policy import Policy
+    from kvstore.slots import Slots
+
+
+class _Waiting(NamedTuple):
+    """A request that is not answered yet, and the time at which it takes what there is."""
+
+    request: Request
+    deadline: float
+
+
+class _Scrub:
+    """A scrub request whose transfers are running."""
+
+    __slots__ = ("checked", "corrupt", "left")
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        self.checked = 0
+        self.corrupt: list[bytes] = []
+
+
+class Core:
+    """The state of one process's tiers: today one, in memory.
+
+    `clock` is asked for the time and never waited on. `slots` describes the tier's bytes, which
+    this class never sees.
+    """
+
+    def __init__(self, clock: Clock, slots: Slots, policy: Policy, tier: str = "dram") -> None:
+        self.counters = Counters()
+        self._clock = clock
+        self._blocks = Residency(slots, policy, self.counters, tier)
+        self._leases = Leases(self._blocks, self.counters)
+        self._reservations = Reservations(self._blocks, self.counters)
+        self._transfers: dict[int, tuple[Entry, TransferKind, int]] = {}
+        self._scrubs: dict[int, _Scrub] = {}
+        self._last_transfer_id = 0
+        # First come, first served: dicts keep their order.
+        self._waiting_for_blocks: dict[int, _Waiting] = {}
+        self._waiting_for_room: dict[int, _Waiting] = {}
+        self._step = Step([], [])
+        self._handlers: dict[type, Callable[[int, Request, float], None]] = {
+            MatchRequest: self._begin_waitable,
+            LeaseRequest: self._begin_waitable,
+            ReserveRequest: self._begin_waitable,
+            RenewRequest: self._renew,
+            ReleaseRequest: self._release,
+            CommitRequest: self._commit,
+            AbortRequest: self._abort,
+            DeleteRequest: self._delete,
+            ScrubRequest: self._scrub,
+        }
+
+    # -- events ------------------------------------------------------------------------------
+
+    def begin(self, request_id: int, request: Request) -> Step:
+        """Start a request. Its answer is in this step or, if it waits, in a later one."""
+        now = self._clock.now()
+        self._expire(now)
+        self._handlers[type(request)](request_id, request, now)
+        return self._finish(now)
+
+    def complete(self, transfer: Transfer, outcome: Outcome, checksum: int | None) -> Step:
+        """A transfer has ended; its bytes are not touched any more. `checksum` where `ok`."""
+        entry, kind, request_id = self._transfers.pop(transfer.transfer_id)
+        if kind is TransferKind.CHECKSUM:
+            entry.checksum = checksum
+            self._blocks.drop_users((entry,))
+        else:
+            self._complete_scrub(request_id, entry, outcome, checksum)
+        return self._finish(self._clock.now())
+
+    def tick(self, now: float) -> Step:
+        """End what is due at `now`. Call it at `next_deadline()` or any time after."""
+        self._expire(now)
+        return self._finish(now)
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do, at the earliest; None if never."""
+        times = [self._leases.next_deadline(), self._reservations.next_deadline()]
+        for waiting in (self._waiting_for_blocks, self._waiting_for_room):
+            times.extend(item.deadline for item in waiting.values())
+        return min((time for time in times if time is not None), default=None)
+
+    def cancel(self, request_id: int) -> bool:
+        """Forget a request that waits. False where it was answered before, or never begun."""
+        for waiting in (self._waiting_for_blocks, self._waiting_for_room):
+            if waiting.pop(request_id, None) is not None:
+                return True
+        return False
+
+    def check(self) -> Audit:
+        """Recount everything. Raises InvariantViolated with each thing that does not add up."""
+        return audit(
+            blocks=self._blocks,
+            leases=self._leases,
+            reservations=self._reservations,
+            entries_in_transfer=[entry for entry, _, _ in self._transfers.values()],
+        )
+
+    @property
+    def generations(self) -> Sequence[int]:
+        """The generation of each 4 KiB of the tier, for readers; see `Slots`."""
+        return self._blocks.slots.generations
+
+    def usage(self) -> dict[str, int]:
+        """The tier's bytes: capacity, free, largest free, and slots by state."""
+        slots = self._blocks.slots
+        return {
+            "capacity_bytes": slots.capacity_bytes,
+            "free_bytes": slots.free_bytes,
+            "largest_free_bytes": slots.largest_free_bytes,
+            **{f"{state}_bytes": slots.bytes_in(state) for state in SlotState},
+        }
+
+    def resident_keys(self) -> list[tuple[bytes, bytes]]:
+        """(domain, key) of every block that a reader could find."""
+        return [(e.domain, e.key) for e in self._blocks.index if e.slot.state is SlotState.READY]
+
+    # -- time and waiting --------------------------------------------------------------------
+
+    def _finish(self, now: float) -> Step:
+        if self._waiting_for_blocks or self._waiting_for_room:
+            self._retry_waiting(now)
+        step = self._step
+        self._step = Step([], [])
+        return step
+
+    def _answer(self, request_id: int, answer: Answer) -> None:
+        self._step.answers.append((request_id, answer))
+
+    def _begin_waitable(self, request_id: int, request: Request, now: float) -> None:
+        request = cast("MatchRequest | LeaseRequest | ReserveRequest", request)
+        is_final = request.wait_seconds <= 0
+        is_writer = isinstance(request, ReserveRequest)
+        answer = None
+        if is_final or not (is_writer and self._waiting_for_room):  # else behind the others
+            answer = self._attempt(request, now, is_final=is_final)
+        if answer is not None:
+            self._answer(request_id, answer)
+        else:
+            waiting = self._waiting_for_room if is_writer else self._waiting_for_blocks
+            waiting[request_id] = _Waiting(request, now + request.wait_seconds)
+
+    def _attempt(self, request: Request, now: float, *, is_final: bool) -> Answer | None:
+        """The answer as things are; None where waiting may bring a better one."""
+        if isinstance(request, ReserveRequest):
+            return self._reservations.reserve(request, now, can_wait=not is_final)
+        request = cast("MatchRequest | LeaseRequest", request)
+        entries, reason = self._blocks.find_prefix(request.domain, request.keys)
+        if reason is Outcome.PENDING and not is_final:
+            return None
+        if isinstance(request, LeaseRequest):
+            return self._leases.grant(request, entries, reason, now)
+        by_tier = {self._blocks.tier: len(entries)} if entries else {}
+        return MatchAnswer(len(entries), by_tier, reason)
+
+    def _retry_waiting(self, now: float) -> None:
+        for request_id, (request, _) in list(self._waiting_for_blocks.items()):
+            answer = self._attempt(request, now, is_final=False)
+            if answer is not None:
+                del self._waiting_for_blocks[request_id]
+                self._answer(request_id, answer)
+        # Whoever waits for room longest is served first, also before smaller requests.
+        for request_id, (request, _) in list(self._waiting_for_room.items()):
+            answer = self._attempt(request, now, is_final=False)
+            if answer is None:
+                break
+            del self._waiting_for_room[request_id]
+            self._answer(request_id, answer)
+
+    def _expire(self, now: float) -> None:
+        self._leases.expire(now)
+        self._reservations.expire(now)
+        for waiting in (self._waiting_for_blocks, self._waiting_for_room):
+            due = [request_id for request_id, item in waiting.items() if item.deadline <= now]
+            for request_id in due:
+                request = waiting.pop(request_id).request
+                answer = self._attempt(request, now, is_final=True)
+                self._answer(request_id, cast("Answer", answer))
+
+    # -- requests that are answered at once --------------------------------------------------
+
+    def _renew(self, request_id: int, request: Request, now: float) -> None:
+        request = cast("RenewRequest", request)
+        deadline = self._leases.renew(request.lease_id, request.ttl_seconds, now)
+        self._answer(request_id, RenewAnswer(deadline))
+
+    def _release(self, request_id: int, request: Request, _now: float) -> None:
+        request = cast("ReleaseRequest", request)
+        for outcome, blocks in request.copied.items():
+            self.counters.add("copied_blocks", blocks, outcome)
+        self._answer(request_id, ReleaseAnswer(self._leases.release(request.lease_id)))
+
+    def _commit(self, request_id: int, request: Request, _now: float) -> None:
+        request = cast("CommitRequest", request)
+        self.counters.add("differing_puts", request.differing_puts)
+        published = self._reservations.commit(request.reservation_id, request.count)
+        for entry in published or ():
+            self._start_transfer(TransferKind.CHECKSUM, entry, request_id)
+        outcome = Outcome.EXPIRED if published is None else Outcome.OK
+        self._answer(request_id, CommitAnswer(outcome))
+
+    def _abort(self, request_id: int, request: Request, _now: float) -> None:
+        was_open = self._reservations.abort(cast("AbortRequest", request).reservation_id)
+        self._answer(request_id, AbortAnswer(was_open))
+
+    def _delete(self, request_id: int, request: Request, _now: float) -> None:
+        request = cast("DeleteRequest", request)
+        outcomes = []
+        for key in request.keys:
+            entry = self._blocks.find_ready(request.domain, key)
+            if entry is not None:
+                self._blocks.drop(entry, None)
+            outcomes.append(Outcome.ABSENT if entry is None else Outcome.OK)
+        self._answer(request_id, DeleteAnswer(outcomes))
+
+    # -- transfers ---------------------------------------------------------------------------
+
+    def _scrub(self, request_id: int, request: Request, _now: float) -> None:
+        request = cast("ScrubRequest", request)
+        found = (self._blocks.find_ready(request.domain, key) for key in request.keys)
+        entries = [e for e in found if e is not None and e.checksum is not None]
+        if not entries:
+            self._answer(request_id, ScrubAnswer(0, []))
+            return
+        self._scrubs[request_id] = _Scrub(len(entries))
+        self._blocks.add_users(entries)
+        for entry in entries:
+            self._start_transfer(TransferKind.SCRUB, entry, request_id)
+
+    def _start_transfer(self, kind: TransferKind, entry: Entry, request_id: int) -> None:
+        """Have the runner read an entry, which the caller has counted as used."""
+        self._last_transfer_id += 1
+        self._transfers[self._last_transfer_id] = (entry, kind, request_id)
+        self._step.transfers.append(Transfer(self._last_transfer_id, kind, place_of(entry)))
+
+    def _complete_scrub(
+        self, request_id: int, entry: Entry, outcome: Outcome, checksum: int | None
+    ) -> None:
+        scrub = self._scrubs[request_id]
+        scrub.left -= 1
+        if outcome is Outcome.OK:
+            scrub.checked += 1
+            if checksum != entry.checksum and entry.slot.state is SlotState.READY:
+                scrub.corrupt.append(entry.key)
+                self._blocks.drop(entry, Outcome.CORRUPT)
+        self._blocks.drop_users((entry,))
+        if not scrub.left:
+            del self._scrubs[request_id]
+            self._answer(request_id, ScrubAnswer(scrub.checked, scrub.corrupt))

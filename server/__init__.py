@@ -1,0 +1,1 @@
+"""The daemon of a node: wiring, control socket, data port, admin."""

@@ -1,0 +1,227 @@
+"""Keys are frozen: 50 vectors, checked against our code and against a second way to compute them.
+
+The second way is written from the format's sentences (docs/keys.md) and calls nothing of kvstore.
+A new feature of the format adds vectors with a file of their own; these stay as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvstore.keys
+from kvstore.keys import FORMAT_VERSION, KeyMaker, Media, Namespace, Source, storage_key
+from kvstore.layout import Layout, Part
+
+GOLDEN = Path(__file__).with_name("golden_keys.json")
+#: SHA-256 of the golden file, by format version. A line is added with a version, and none changes.
+GOLDEN_SHA256 = {1: "31b6fc007644552a09c640aab99a4fa548a3fbad7a86d0b2e0617f05b82114a9"}
+
+Vector = dict[str, Any]
+VECTORS: list[Vector] = json.loads(GOLDEN.read_text(encoding="utf-8"))["vectors"]
+
+
+def plain(value: Any) -> Any:
+    """What JSON cannot say: {"hex": h} is bytes, {"repeat": [v, n]} is v n times."""
+    if isinstance(value, dict) and value.keys() == {"hex"}:
+        return bytes.fromhex(value["hex"])
+    if isinstance(value, dict) and value.keys() == {"repeat"}:
+        repeated, count = value["repeat"]
+        return plain(repeated) * count
+    if isinstance(value, dict):
+        return {name: plain(field) for name, field in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list) else value
+
+
+# The second way: straight-line code, from the format's sentences.
+
+
+def enc(*fields: bytes | None) -> bytes:
+    return b"".join(
+        struct.pack("<I", 0xFFFFFFFF) if field is None else struct.pack("<I", len(field)) + field
+        for field in fields
+    )
+
+
+def u32(value: int | None) -> bytes | None:
+    return None if value is None else struct.pack("<I", value)
+
+
+def text(value: str | bytes | None) -> bytes | None:
+    return value.encode("utf-8") if isinstance(value, str) else value
+
+
+def layout_bytes(kind: str, shape: dict[str, Any]) -> bytes:
+    latent = kind == "mla"
+    layer = enc(
+        b"latent" if latent else b"kv",
+        text(shape["dtype"]),
+        None if latent else u32(shape.get("kv_heads", shape.get("heads", 1))),
+        u32(shape.get("head_dim")),
+        None,
+        u32(shape.get("latent_dim")),
+        u32(shape.get("rope_dim")),
+        *[None] * 5,
+    )
+    order = "layer token dim" if latent else "layer kv head token dim"
+    return enc(
+        text(shape.get("axis_order", order)),
+        text(shape.get("quantisation")),
+        None,
+        None,
+        None,
+        enc(*[layer] * shape["layers"]),
+    )
+
+
+def second_way(vector: Vector, version: int = 1) -> dict[str, str]:
+    """Namespace digest, chain hash of the last block, and its key, in hex."""
+    given = plain(vector)
+    ns, size = given["namespace"], given["namespace"]["block_tokens"]
+    adapter = ns.get("adapter")
+    if isinstance(adapter, str):
+        adapter = bytes.fromhex(adapter.split(":")[1])
+    namespace_digest = hashlib.sha256(
+        enc(
+            u32(version),
+            text(ns["model"]),
+            text(ns["fingerprint"]),
+            layout_bytes(*given["layout"]),
+            u32(size),
+            adapter,
+            text(ns.get("salt")),
+            u32(ns.get("rank")),
+            u32(ns.get("rank_count")),
+            ns.get("epoch"),
+        )
+    ).digest()
+    if "engine_hash" in given:
+        source, chain_hash = enc(text(given["source"][0]), given["source"][1]), given["engine_hash"]
+    else:
+        source, chain_hash = enc(b"kvstore-sha256", None), bytes(32)
+        media = sorted((start, end, digest) for digest, start, end in given.get("media", []))
+        tokens = given["tokens"]
+        for first in range(0, len(tokens), size):
+            block = tokens[first : first + size]
+            touching = [
+                enc(u32(start), u32(end), digest)
+                for start, end, digest in media
+                if start < first + size and end > first
+            ]
+            fields = [
+                chain_hash,
+                b"".join(struct.pack("<I", token) for token in block),
+                enc(*touching) if touching else None,
+            ]
+            if len(block) < size:
+                fields.append(u32(len(block)))
+            chain_hash = hashlib.sha256(enc(*fields)).digest()
+    part = {"group": 0, "companion": None, "head_group": 0, "head_groups": 1} | given["part"]
+    part_bytes = enc(
+        u32(part["group"]),
+        text(part["companion"]),
+        u32(part["first_layer"]),
+        u32(part["end_layer"]),
+        u32(part["head_group"]),
+        u32(part["head_groups"]),
+    )
+    key = hashlib.sha256(enc(u32(version), namespace_digest, source, chain_hash, part_bytes))
+    return {
+        "namespace_digest": namespace_digest.hex(),
+        "chain_hash": chain_hash.hex(),
+        "key": key.hexdigest(),
+    }
+
+
+def our_way(vector: Vector) -> dict[str, str]:
+    given = plain(vector)
+    kind, shape = given["layout"]
+    namespace = Namespace(layout=getattr(Layout, kind)(**shape), **given["namespace"])
+    if "engine_hash" in given:
+        (block_key,) = namespace.keys_of_hashes([given["engine_hash"]], Source(*given["source"]))
+    else:
+        media = [Media(*item) for item in given.get("media", [])]
+        block_key = namespace.keys(given["tokens"], extra=media, partial=True)[-1]
+    return {
+        "namespace_digest": namespace.digest.hex(),
+        "chain_hash": block_key.chain_hash.hex(),
+        "key": storage_key(block_key, Part(**given["part"])).hex(),
+    }
+
+
+def named(vectors: list[Vector]) -> list[Any]:
+    return [pytest.param(vector, id=vector["name"]) for vector in vectors]
+
+
+@pytest.mark.parametrize("vector", named(VECTORS))
+def test_our_key_is_the_golden_one(vector: Vector):
+    """ID11: a change here makes every block that is stored anywhere a miss."""
+    assert our_way(vector) == vector["expected"]
+
+
+@pytest.mark.parametrize("vector", named(VECTORS))
+def test_golden_key_follows_from_the_format(vector: Vector):
+    """ID07: as a client in another language would compute it."""
+    assert second_way(vector) == vector["expected"]
+
+
+def test_golden_vectors_are_the_ones_of_this_version():
+    """ID11: code and vectors cannot change together unnoticed."""
+    assert hashlib.sha256(GOLDEN.read_bytes()).hexdigest() == GOLDEN_SHA256[FORMAT_VERSION]
+    assert len(VECTORS) == 50
+    assert len({vector["expected"]["key"] for vector in VECTORS}) == 50
+
+
+def test_another_format_version_misses(monkeypatch: pytest.MonkeyPatch):
+    """ID11: every namespace and every key is another one; nothing fails."""
+    monkeypatch.setattr(kvstore.keys, "FORMAT_VERSION", 2)
+    for vector in VECTORS:
+        assert our_way(vector) == second_way(vector, version=2)
+        assert our_way(vector)["key"] != vector["expected"]["key"]
+
+
+def test_parts_of_the_vectors_are_parts_of_their_layouts():
+    for vector in VECTORS:
+        given = plain(vector)
+        if not given["part"].keys() & {"group", "companion"}:  # which no layout has yet
+            kind, shape = given["layout"]
+            namespace = Namespace(layout=getattr(Layout, kind)(**shape), **given["namespace"])
+            KeyMaker(namespace, Part(**given["part"]))
+
+
+PRINT_KEYS = """
+from kvstore.keys import KeyMaker, Media, Namespace
+from kvstore.layout import Layout
+layout = Layout.gqa(layers=32, kv_heads=8, head_dim=128, dtype="bfloat16")
+namespace = Namespace(model="m", fingerprint="f", layout=layout, block_tokens=16, salt="s")
+media = [Media(bytes([n]) * 32, 20, 90) for n in range(9)]
+keys = namespace.keys(range(128), extra=media)
+print([key.hex() for key in KeyMaker(namespace, layout.parts[0]).keys(keys)])
+"""
+
+
+def test_keys_depend_on_no_process_and_no_hash_seed(tmp_path: Path):
+    """ID01: what one process puts, another finds."""
+    found = set()
+    for seed in ("0", "1", "4294967295", "random", None):
+        environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment |= {"PYTHONHASHSEED": seed} if seed is not None else {}
+        done = subprocess.run(
+            [sys.executable, "-c", PRINT_KEYS],
+            capture_output=True,
+            check=True,
+            cwd=tmp_path,
+            env=environment,
+            text=True,
+        )
+        found.add(done.stdout)
+    assert len(found) == 1
+    assert found.pop().count(",") == 7

@@ -1,0 +1,100 @@
+"""The DRAM tier: one mapping, populated at the start, in huge pages where the system gives them."""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvstore import native
+from kvstore.errors import ConfigError, TierError
+from kvstore.types import SLOT_ALIGNMENT_BYTES, Outcome, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvstore.buffers import Bytes
+    from kvstore.tiers.base import Piece
+
+_HUGE_PAGE_BYTES = 2 * 1024 * 1024
+_MADV_POPULATE_WRITE = 23  # linux/mman.h, since 5.14; Python 3.11's mmap has no name for it
+
+
+class DramTier:
+    """`capacity_bytes` of this process's memory.
+
+    The memory is the tier's; views of it stay valid while they live, also after `close`. A forked
+    child does not inherit it: copy-on-write would charge the parent for every later put.
+    """
+
+    name = "dram"
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity_bytes = capacity_bytes // SLOT_ALIGNMENT_BYTES * SLOT_ALIGNMENT_BYTES
+        try:
+            # Room to begin at a huge page, wherever the kernel puts the mapping.
+            mapping = mmap.mmap(
+                -1, self._capacity_bytes + _HUGE_PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"no memory for a DRAM tier of {self._capacity_bytes} bytes: {error}"
+            ) from error
+        self._mapping: mmap.mmap | None = mapping
+        whole = np.frombuffer(mapping, np.uint8)
+        skip = -whole.ctypes.data % _HUGE_PAGE_BYTES
+        self._memory: Bytes = whole[skip : skip + self._capacity_bytes]
+        self._populate(mapping, skip)
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of all places, a multiple of 4 KiB."""
+        return self._capacity_bytes
+
+    def view(self, place: Place) -> Bytes:
+        """The memory of a place, without a copy. Whoever writes to it must hold a reservation."""
+        if self._mapping is None:
+            raise TierError("the DRAM tier is closed")
+        return self._memory[place.offset_bytes : place.offset_bytes + place.length_bytes]
+
+    def read(self, batch: Sequence[Piece]) -> list[Outcome]:
+        """Copy out. Never misses: what may not be read any more, the lease on it knows."""
+        view = self.view
+        native.copy_batch((memory, view(place)) for place, memory in batch)
+        return [Outcome.OK] * len(batch)
+
+    def write(self, batch: Sequence[Piece]) -> list[Outcome]:
+        """Copy in."""
+        view = self.view
+        native.copy_batch((view(place), memory) for place, memory in batch)
+        return [Outcome.OK] * len(batch)
+
+    def delete(self, batch: Sequence[Place]) -> list[Outcome]:
+        """Nothing to do: a place is memory, and whoever is granted it next overwrites it."""
+        if self._mapping is None:
+            raise TierError("the DRAM tier is closed")
+        return [Outcome.OK] * len(batch)
+
+    def close(self) -> None:
+        """Unmap at once, or when the last view is gone."""
+        mapping, self._mapping = self._mapping, None
+        self._memory = np.empty(0, np.uint8)
+        if mapping is not None:
+            with suppress(BufferError):  # views live on; the last one unmaps
+                mapping.close()
+
+    def _populate(self, mapping: mmap.mmap, skip: int) -> None:
+        """Have every page now, so that no put pays for a page fault."""
+        for advice in (mmap.MADV_HUGEPAGE, mmap.MADV_DONTFORK):
+            with suppress(OSError):  # a kernel without it works, slower
+                mapping.madvise(advice)
+        page_bytes = mmap.PAGESIZE
+        start = skip // page_bytes * page_bytes
+        try:
+            mapping.madvise(_MADV_POPULATE_WRITE, start, self._capacity_bytes)
+        except OSError:
+            # Before Linux 5.14, or memory is short: touching each page gives the same, or the
+            # system's own answer to a lack of memory.
+            self._memory[::page_bytes] = 0
