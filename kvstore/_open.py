@@ -91,7 +91,7 @@ class EmbeddedStore:
         self._runner.close()
 
 
-def open(  # noqa: A001  (called kvstore.open, like gzip.open)
+def open(
     config: Config | str | os.PathLike[str] | None = None,
     *,
     dram_capacity_bytes: int | str | None = None,

@@ -84,35 +84,29 @@ def _users_problems(
 
 def _owner_problems(blocks: Residency, reservations: list[Reservation]) -> list[str]:
     """Each slot belongs to one entry: found by its key, condemned, or of an expired writer."""
-    owners: Counter[int] = Counter()
     problems = []
-    for entry in blocks.index:
-        owners[entry.slot.offset_bytes] += 1
-        if entry.slot.state not in (SlotState.READY, SlotState.RESERVED):
-            problems.append(f"{entry!r} can be found")
-    for entry in blocks.condemned:
-        owners[entry.slot.offset_bytes] += 1
-        if entry.slot.state is not SlotState.CONDEMNED or not entry.users:
-            problems.append(f"{entry!r} is condemned without reason")
-    reserved = set()
+    writing = {entry for r in reservations for entry in r.uncommitted()}
     for reservation in reservations:
         is_open = reservation.state is ReservationState.OPEN
-        for entry in reservation.uncommitted():
-            expected_state = SlotState.RESERVED if is_open else SlotState.HELD
-            if entry.slot.state is not expected_state:
-                problems.append(f"{entry!r} belongs to a reservation that is {reservation.state}")
-            if is_open:
-                reserved.add(entry)
-            else:
-                owners[entry.slot.offset_bytes] += 1
+        expected_state = SlotState.RESERVED if is_open else SlotState.HELD
+        problems += [
+            f"{entry!r} belongs to a reservation that is {reservation.state}"
+            for entry in reservation.uncommitted()
+            if entry.slot.state is not expected_state
+        ]
     for entry in blocks.index:
-        if entry.slot.state is SlotState.RESERVED and entry not in reserved:
-            problems.append(f"{entry!r} has no writer")
-    for slot in blocks.slots.granted():
-        if owners[slot.offset_bytes] != 1:
-            problems.append(f"{slot!r} has {owners[slot.offset_bytes]} owners")
-        del owners[slot.offset_bytes]
-    problems += [f"an entry lies at {offset}, where no slot is" for offset in owners]
+        is_written = entry in writing and entry.slot.state is SlotState.RESERVED
+        if not is_written and entry.slot.state is not SlotState.READY:
+            problems.append(f"{entry!r} can be found, and is neither ready nor being written")
+    problems += [
+        f"{entry!r} is condemned without a user"
+        for entry in blocks.condemned
+        if entry.slot.state is not SlotState.CONDEMNED or not entry.users
+    ]
+    owners = Counter(e.slot.offset_bytes for e in {*blocks.index, *blocks.condemned, *writing})
+    slots = {slot.offset_bytes for slot in blocks.slots.granted()}
+    problems += [f"{owners[o]} entries own the slot at {o}" for o in slots if owners[o] != 1]
+    problems += [f"an entry lies at {o}, where no slot is" for o in owners if o not in slots]
     return problems
 
 
@@ -130,7 +124,5 @@ def _eviction_problems(blocks: Residency) -> list[str]:
         if entry.children != children[entry]:
             problems.append(f"{entry!r}: {entry.children} children, {children[entry]} resident")
     if reclaimable_bytes != blocks.reclaimable_bytes:
-        problems.append(
-            f"{reclaimable_bytes} bytes are unused, {blocks.reclaimable_bytes} booked"
-        )
+        problems.append(f"{reclaimable_bytes} bytes are unused, {blocks.reclaimable_bytes} booked")
     return problems

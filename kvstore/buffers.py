@@ -8,7 +8,7 @@ processor as if it hit the load that follows. Buffers from here start at a page.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -16,12 +16,13 @@ from kvstore.errors import InvalidBuffer
 from kvstore.types import SLOT_ALIGNMENT_BYTES
 
 if TYPE_CHECKING:
+    import torch
     from numpy.typing import NDArray
 
     Bytes = NDArray[np.uint8]
 
 
-def as_bytes(buffer: Any, *, is_writable: bool) -> Bytes:
+def as_bytes(buffer: object, *, is_writable: bool) -> Bytes:
     """The memory of `buffer` as a flat array of bytes, without a copy.
 
     Takes anything with the buffer protocol (bytes, bytearray, memoryview, NumPy arrays of any
@@ -29,11 +30,12 @@ def as_bytes(buffer: Any, *, is_writable: bool) -> Bytes:
     InvalidBuffer for what is not C-contiguous, not in host memory, or read-only where it is to be
     written.
     """
+    # Whoever has a tensor has imported torch; this package does not.
     tensor_type = getattr(sys.modules.get("torch"), "Tensor", None)
     if tensor_type is not None and isinstance(buffer, tensor_type):
         return _tensor_bytes(buffer)
     try:
-        view = memoryview(buffer)
+        view = memoryview(cast("bytes", buffer))
     except TypeError as error:
         raise InvalidBuffer(
             f"{type(buffer).__name__} is no buffer: give bytes, a memoryview, a NumPy array or "
@@ -46,13 +48,13 @@ def as_bytes(buffer: Any, *, is_writable: bool) -> Bytes:
     return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
 
 
-def _tensor_bytes(tensor: Any) -> Bytes:
+def _tensor_bytes(tensor: torch.Tensor) -> Bytes:
     if tensor.device.type != "cpu":
         raise InvalidBuffer(f"a tensor on {tensor.device} is not in host memory")
     if not tensor.is_contiguous():
         raise InvalidBuffer(f"a tensor of shape {tuple(tensor.shape)} is not contiguous")
-    torch = sys.modules["torch"]
-    as_array: Bytes = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    flat = tensor.detach().reshape(-1)
+    as_array: Bytes = flat.view(sys.modules["torch"].uint8).numpy()
     return as_array
 
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from kvstore.buffers import Bytes
 
 
-def checksum(payload: Bytes | memoryview) -> int:
+def checksum(payload: Bytes) -> int:
     """The xxh3-64 of `payload`, without a copy; other threads run meanwhile if it is large.
 
     Source: https://github.com/Cyan4973/xxHash, XXH3_64bits, seed 0.
     """
-    return xxhash.xxh3_64_intdigest(payload)
+    return xxhash.xxh3_64_intdigest(payload.data)

@@ -117,10 +117,10 @@ class ReserveAnswer(NamedTuple):
 
 
 class CommitRequest(NamedTuple):
-    """Make the first `count` positions of a reservation visible, `present` ones included."""
+    """Make the first `blocks` positions of a reservation visible, `present` ones included."""
 
     reservation_id: int
-    count: int
+    blocks: int
     differing_puts: int  # positions that are present with other bytes than this writer has
 
 

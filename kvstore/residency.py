@@ -143,6 +143,4 @@ class Residency:
 def place_of(entry: Entry) -> Place:
     """Where an entry's bytes lie."""
     slot = entry.slot
-    return Place(
-        entry.domain + entry.key, slot.offset_bytes, entry.length_bytes, slot.generation
-    )
+    return Place(entry.domain + entry.key, slot.offset_bytes, entry.length_bytes, slot.generation)

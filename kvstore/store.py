@@ -10,10 +10,10 @@ The caller serialises all calls.
 
 Life of a slot (`SlotState`; every arrow is a method of this module):
 
-    free ── reserve ──> reserved ── commit ──> ready ── evict, or delete without users ──> free
-                         │   │                   └── delete with users ──> condemned ─ last user ─┐
-                         │   └── abort ──> free                                                   v
-                         └── deadline ──> held ── the writer is done ──> free                    free
+    free ─ reserve ─> reserved ─ commit ─> ready ─ evicted, or deleted unused ─> free
+                        │  │                 └─ deleted in use ─> condemned ─ last user ─> free
+                        │  └─ abort ─> free
+                        └─ deadline ─> held ─ the writer is done ─> free
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ class Core:
     def _commit(self, request_id: int, request: Request, _now: float) -> None:
         request = cast("CommitRequest", request)
         self.counters.add("differing_puts", request.differing_puts)
-        published = self._reservations.commit(request.reservation_id, request.count)
+        published = self._reservations.commit(request.reservation_id, request.blocks)
         for entry in published or ():
             self._start_transfer(TransferKind.CHECKSUM, entry, request_id)
         outcome = Outcome.EXPIRED if published is None else Outcome.OK

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 from kvstore.buffers import as_bytes
 from kvstore.client.views import PoolView
@@ -94,7 +94,7 @@ class Lease:
             return False
         return all(map(self._link.is_current, self._places))
 
-    def copy_into(self, buffers: Sequence[Any]) -> list[Outcome]:
+    def copy_into(self, buffers: Sequence[object]) -> list[Outcome]:
         """Copy block i into buffers[i], and say of each whether it was copied.
 
         Buffers are the caller's: contiguous, writable, as long as their block. There may be fewer

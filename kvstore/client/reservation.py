@@ -56,8 +56,7 @@ class Reservation:
         """
         if self._is_done:
             raise ReservationExpired("the reservation was committed or aborted")
-        return [None if place is None else memoryview(self._link.view(place))
-                for place in self._places]
+        return [None if place is None else self._link.view(place).data for place in self._places]
 
     def commit(self, count: int | None = None, *, differing_puts: int = 0) -> None:
         """Make the first `count` blocks of the batch visible at once; all of them by default.

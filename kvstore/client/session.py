@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 from kvstore import codec
 from kvstore.buffers import as_bytes
@@ -120,7 +120,9 @@ class Session:
         the whole prefix and `start`, so that room for its tail is not made at its own expense.
         """
         if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= len(keys):
-            raise InvalidRequest(f"start is {start!r}: allowed are 0 to {len(keys)}, the keys given")
+            raise InvalidRequest(
+                f"start is {start!r}: allowed are 0 to {len(keys)}, the keys given"
+            )
         self._check_consecutive(keys)
         storage_keys, parents = self._keys_of.keys_and_parents(keys)
         blocks = [
@@ -147,7 +149,7 @@ class Session:
     def put(
         self,
         keys: Sequence[BlockKey],
-        blocks: Sequence[Any],
+        blocks: Sequence[object],
         *,
         start: int = 0,
         wait_seconds: float = PUT_WAIT_SECONDS,
@@ -188,7 +190,7 @@ class Session:
         return outcomes
 
     def get_into(
-        self, keys: Sequence[BlockKey], buffers: Sequence[Any], *, wait_seconds: float = 0.0
+        self, keys: Sequence[BlockKey], buffers: Sequence[object], *, wait_seconds: float = 0.0
     ) -> list[Outcome]:
         """Copy the contents of `keys` into the caller's `buffers`; one outcome each.
 
@@ -249,7 +251,7 @@ class Session:
             raise StoreClosed("the session is closed")
 
     def _sources(
-        self, keys: Sequence[BlockKey], blocks: Sequence[Any], start: int
+        self, keys: Sequence[BlockKey], blocks: Sequence[object], start: int
     ) -> list[Bytes]:
         if len(blocks) != len(keys) - start:
             raise InvalidBuffer(f"{len(blocks)} blocks for keys {start} to {len(keys)}")

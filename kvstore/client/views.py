@@ -24,7 +24,7 @@ class PoolView:
 
     def __init__(self, array: Bytes, *, is_readonly: bool) -> None:
         self._array = array
-        view = memoryview(array)
+        view = array.data
         self.view = view.toreadonly() if is_readonly else view
 
     def release(self) -> bool:

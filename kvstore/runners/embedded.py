@@ -169,8 +169,8 @@ class EmbeddedRunner:
         started = time.thread_time()
         try:
             for transfer in transfers:
-                checksum = codec.checksum(self._tier.view(transfer.place))
-                results.append((transfer, Outcome.OK, checksum))
+                found = codec.checksum(self._tier.view(transfer.place))
+                results.append((transfer, Outcome.OK, found))
         finally:
             cpu_seconds = time.thread_time() - started
             with self._condition:
@@ -186,7 +186,7 @@ class EmbeddedRunner:
 
 def _mark_forked() -> None:
     for runner in _runners:
-        runner._is_forked = True  # noqa: SLF001  (the lock may be held by a thread that is gone)
+        runner._is_forked = True
 
 
 os.register_at_fork(after_in_child=_mark_forked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,9 +51,9 @@ CONTAINERS: dict[str, Callable[[list[int]], Any]] = {
     "strided array": lambda ids: np.array([ids, ids]).T[:, 0],
     "reversed array": lambda ids: np.array(ids[::-1])[::-1],
     "read-only array": lambda ids: np.frombuffer(np.array(ids).tobytes(), dtype=np.int64),
-    **{f"array.{code}": lambda ids, code=code: array(code, ids) for code in "bBhHiIlLqQ"},
+    **{f"array.{code}": partial(array, code) for code in "bBhHiIlLqQ"},
     **{
-        f"NumPy {order}{dtype}": lambda ids, d=order + dtype: np.array(ids, dtype=d)
+        f"NumPy {order}{dtype}": partial(np.array, dtype=order + dtype)
         for order in "<>"
         for dtype in DTYPES
     },
