@@ -42,6 +42,7 @@ __all__ = [
     "BLOCK_TOKENS_MAX",
     "FORMAT_VERSION",
     "HASH_BYTES_MAX",
+    "HASH_BYTES_MIN",
     "OWN_CHAIN",
     "ROOT_HASH",
     "KeyMaker",
@@ -62,6 +63,8 @@ ROOT_HASH = bytes(32)
 
 BLOCK_TOKENS_MAX = 1_048_576
 HASH_BYTES_MAX = 128
+#: Two prefixes with one hash would be one block: a hash cut down to an integer is not fit for that.
+HASH_BYTES_MIN = 16
 
 _ADAPTER = re.compile(r"sha256:([0-9a-fA-F]{64})")
 
@@ -200,8 +203,8 @@ class Namespace:
         Each hash must cover all tokens from the sequence's first one to its block's last, and
         whatever else the namespace does not say (media above all); blocks have `block_tokens`.
         `parent_hash` is the engine's hash of the block before the first, where there is one. Two
-        prefixes with one hash are one block to the store: a hash of fewer than 16 bytes, such as
-        one shortened to an integer, is not fit for this. Raises InvalidKeys, naming the position.
+        prefixes with one hash are one block to the store, so a hash has at least 16 bytes. Raises
+        InvalidKeys, naming the position.
         """
         given: object = source
         if not isinstance(given, Source) or given == OWN_CHAIN:
@@ -339,7 +342,7 @@ def _chain_hashes(
 
 
 def _check_engine_hash(name: str, value: object) -> None:
-    checked_bytes(name, value, InvalidKeys, at_least=1, at_most=HASH_BYTES_MAX)
+    checked_bytes(name, value, InvalidKeys, at_least=HASH_BYTES_MIN, at_most=HASH_BYTES_MAX)
     if value == ROOT_HASH:
         raise InvalidKeys(f"{name} is 32 zero bytes, which stand for the start of a sequence")
 

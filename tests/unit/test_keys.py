@@ -296,11 +296,11 @@ def test_prefix_has_the_keys_that_it_has_in_the_whole(ranges, cut):
 
 def test_hashes_of_an_engine_stand_for_ours():
     namespace = a_namespace()
-    block_keys = namespace.keys_of_hashes([b"1" * 8, b"2" * 32, b"3" * HASH_BYTES_MAX], ENGINE)
+    block_keys = namespace.keys_of_hashes([b"1" * 16, b"2" * 32, b"3" * HASH_BYTES_MAX], ENGINE)
     keys, parents = KeyMaker(namespace, WHOLE).keys_and_parents(block_keys)
     assert parents == [None, *keys[:-1]]
     assert {key.token_count for key in block_keys} == {4}
-    tail = namespace.keys_of_hashes([b"2" * 32], ENGINE, parent_hash=b"1" * 8)
+    tail = namespace.keys_of_hashes([b"2" * 32], ENGINE, parent_hash=b"1" * 16)
     assert tail == block_keys[1:2]
 
 
@@ -316,13 +316,14 @@ def test_sources_never_meet():
 @pytest.mark.parametrize(
     ("hashes", "source", "said"),
     [
-        ([b"h", b""], ENGINE, r"hashes\[1\]=b'': expected 1 to 128 bytes"),
+        ([b"h" * 16, b""], ENGINE, r"hashes\[1\]=b'': expected 16 to 128 bytes"),
+        ([b"h" * 15], ENGINE, r"hashes\[0\]=.*16 to 128 bytes"),
         ([b"h" * 129], ENGINE, r"hashes\[0\]"),
         (["00"], ENGINE, r"hashes\[0\]='00'"),
         ([12345], ENGINE, r"hashes\[0\]=12345"),
         ([ROOT_HASH], ENGINE, r"hashes\[0\] is 32 zero bytes"),
-        ([b"h"], OWN_CHAIN, "source="),
-        ([b"h"], "vllm", "source='vllm'"),
+        ([b"h" * 16], OWN_CHAIN, "source="),
+        ([b"h" * 16], "vllm", "source='vllm'"),
     ],
 )
 def test_hashes_that_name_no_block_are_refused(hashes, source, said):
@@ -344,7 +345,7 @@ def test_source_without_a_name_is_refused():
 def test_single_and_batch_make_the_same_key(namespace, token_ids):
     """ID07."""
     block_keys = namespace.keys(token_ids, partial=True)
-    block_keys += namespace.keys_of_hashes([b"h", b"h" * 32], ENGINE)
+    block_keys += namespace.keys_of_hashes([b"h" * 16, b"h" * 32], ENGINE)
     part = namespace.layout.parts[0]
     assert stored(namespace, block_keys, part) == [storage_key(key, part) for key in block_keys]
 
