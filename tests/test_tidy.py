@@ -31,8 +31,10 @@ PRODUCT_FOLDERS = ("kvstore/", "tiers/", "cuda/", "server/")
 NVIDIA_NAMES = {"bindings", "core", "pathfinder", "compute", "coop", "cccl", "tile"}
 
 BANNED_WORDS = {"manager", "helper", "helpers", "util", "utils", "chunk", "chunks", "page", "pages"}
-#: A page of memory is a page. Only a block of KV is never one.
-MEMORY_PAGE = re.compile(r"page_?aligned|page_?size|huge_?pages?|(os|memory)_pages?", re.IGNORECASE)
+#: A page of memory is a page (say so: memory_page_bytes). Only a block of KV is never one.
+MEMORY_PAGE = re.compile(
+    r"page_?aligned|page_?size|huge_?pages?|(os|system|memory)_pages?", re.IGNORECASE
+)
 
 Findings = Iterator[str]
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -90,11 +90,11 @@ class DramTier:
         for advice in (mmap.MADV_HUGEPAGE, mmap.MADV_DONTFORK):
             with suppress(OSError):  # a kernel without it works, slower
                 mapping.madvise(advice)
-        page_bytes = mmap.PAGESIZE
-        start = skip // page_bytes * page_bytes
+        system_page = mmap.PAGESIZE
+        start = skip // system_page * system_page
         try:
             mapping.madvise(_MADV_POPULATE_WRITE, start, self._capacity_bytes)
         except OSError:
             # Before Linux 5.14, or memory is short: touching each page gives the same, or the
             # system's own answer to a lack of memory.
-            self._memory[::page_bytes] = 0
+            self._memory[::system_page] = 0

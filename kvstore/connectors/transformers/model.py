@@ -1,4 +1,4 @@
-"""What the connector needs of a model; every `PreTrainedModel` that can `generate` has it."""
+"""What the connector needs of the two that it joins: a model and a store."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ if TYPE_CHECKING:
 
     import torch
 
+    from kvstore.client.session import Session
+    from kvstore.keys import Namespace
+
 
 class DecoderModel(Protocol):
-    """A model of transformers, as far as it is used here."""
+    """A model of transformers: any `PreTrainedModel` that can `generate`."""
 
     training: bool
 
@@ -38,3 +41,11 @@ class DecoderModel(Protocol):
 
     def __call__(self, *inputs: Any, **arguments: Any) -> Any:  # noqa: ANN401
         """One forward pass."""
+
+
+class Store(Protocol):
+    """An open store: embedded, or one that is reached through a daemon."""
+
+    def session(self, namespace: Namespace) -> Session:
+        """Read and write the blocks of one namespace."""
+        ...

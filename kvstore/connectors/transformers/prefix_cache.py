@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvstore.clock import SystemClock
 from kvstore.connectors.transformers import geometry, identity, refusals
 from kvstore.connectors.transformers.faults import FAULTS, MissCounter, outcome_of
-from kvstore.connectors.transformers.report import Report, Tally
+from kvstore.connectors.transformers.report import Tally
 from kvstore.connectors.transformers.writer import BlockWriter, StoringStreamer
 from kvstore.cuda import host_copy
 from kvstore.errors import UnsupportedCache
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     import torch
     from transformers import DynamicCache
 
-    from kvstore.connectors.transformers.model import DecoderModel
+    from kvstore.client.session import Session
+    from kvstore.connectors.transformers.model import DecoderModel, Store
+    from kvstore.connectors.transformers.report import Report
     from kvstore.types import BlockKey
 
 #: Loading is a copy out of host memory: milliseconds. Only a stopped process keeps a lease so long.
@@ -45,7 +47,7 @@ class PrefixCache:
     def __init__(
         self,
         model: DecoderModel,
-        store: Any,
+        store: Store,
         *,
         block_tokens: int = 16,
         fingerprint: str | None = None,
@@ -67,7 +69,7 @@ class PrefixCache:
         )
         self._misses = MissCounter()
         self._clock = SystemClock()
-        self._last: Report | None = None
+        self._last = self._report(Tally(0), from_caller=False)
 
     @property
     def namespace(self) -> Namespace:
@@ -75,8 +77,8 @@ class PrefixCache:
         return self._namespace
 
     @property
-    def last(self) -> Report | None:
-        """What the last call did; None before the first one, set also where it raised."""
+    def last(self) -> Report:
+        """What the last call did, also where it raised; all zero before the first one."""
         return self._last
 
     @property
@@ -84,7 +86,7 @@ class PrefixCache:
         """Blocks that were not loaded or not stored, by reason, over all calls."""
         return self._misses.counts
 
-    def generate(self, input_ids: torch.Tensor, **arguments: Any) -> Any:
+    def generate(self, input_ids: torch.Tensor, **arguments: Any) -> Any:  # noqa: ANN401
         """Return what `model.generate(input_ids, **arguments)` returns, sooner where it can.
 
         `input_ids` is [1, tokens]. The longest stored prefix of whole blocks is loaded, but never
@@ -96,8 +98,8 @@ class PrefixCache:
         Raises UnsupportedCache before anything is computed, for calls that it cannot serve. A store
         that fails costs its hits and one warning, never the call.
         """
-        refusals.check_call(self._model, input_ids, arguments)
         callers = _take_cache(arguments)
+        refusals.check_call(self._model, input_ids, arguments)
         tokens: list[int] = input_ids[0].tolist()
         tally = Tally(len(tokens))
         from_caller = callers is not None and callers.get_seq_length() > 0
@@ -111,7 +113,7 @@ class PrefixCache:
 
     def _generate_over_store(
         self, input_ids: torch.Tensor, tokens: list[int], arguments: dict[str, Any], tally: Tally
-    ) -> Any:
+    ) -> object:
         with ExitStack() as stack:
             try:
                 session = stack.enter_context(self._store.session(self._namespace))
@@ -127,7 +129,9 @@ class PrefixCache:
             writer.store(tokens)
             return output
 
-    def _load(self, session: Any, tokens: Sequence[int], cache: DynamicCache, tally: Tally) -> None:
+    def _load(
+        self, session: Session, tokens: Sequence[int], cache: DynamicCache, tally: Tally
+    ) -> None:
         """Fill the cache with the longest stored prefix, under one lease; else leave it empty."""
         loadable = _loadable_blocks(len(tokens), self._namespace.block_tokens)
         if loadable == 0:
@@ -145,7 +149,7 @@ class PrefixCache:
         tally.reason = loaded.reason
         tally.load_seconds = self._clock.now() - started
 
-    def _load_leased(self, session: Any, keys: Sequence[BlockKey]) -> _Loaded:
+    def _load_leased(self, session: Session, keys: Sequence[BlockKey]) -> _Loaded:
         with session.lease(keys, ttl_seconds=LEASE_TTL_SECONDS, wait_seconds=0) as lease:
             blocks: int = lease.blocks
             if blocks == 0:
@@ -159,16 +163,19 @@ class PrefixCache:
             return _Loaded(prefix, blocks, dict(lease.by_tier), lease.reason)
 
     def _finish(self, tally: Tally, *, from_caller: bool) -> None:
-        size = self._namespace.block_tokens
-        block_bytes = self._namespace.layout.bytes_per_block(size)
-        report = tally.report(block_tokens=size, block_bytes=block_bytes, from_caller=from_caller)
-        if report.reason is not None:
-            missing = _loadable_blocks(report.prompt_tokens, size) - tally.loaded_blocks
-            self._misses.count(report.reason, max(1, missing), "Prefix not loaded")
-        for outcome, blocks in report.put_outcomes.items():
+        self._last = self._report(tally, from_caller=from_caller)
+        if tally.reason is not None:
+            loadable = _loadable_blocks(tally.prompt_tokens, self._namespace.block_tokens)
+            missing = max(1, loadable - tally.loaded_blocks)
+            self._misses.count(tally.reason, missing, "Prefix not loaded")
+        for outcome, blocks in tally.put_outcomes.items():
             if outcome.is_miss:
                 self._misses.count(outcome, blocks, "Blocks not stored")
-        self._last = report
+
+    def _report(self, tally: Tally, *, from_caller: bool) -> Report:
+        size = self._namespace.block_tokens
+        block_bytes = self._namespace.layout.bytes_per_block(size)
+        return tally.report(block_tokens=size, block_bytes=block_bytes, from_caller=from_caller)
 
 
 class _Loaded(NamedTuple):

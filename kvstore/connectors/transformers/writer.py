@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from transformers.generation.streamers import BaseStreamer
 
@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     import torch
     from transformers import DynamicCache
 
+    from kvstore.client.session import Session
     from kvstore.clock import Clock
     from kvstore.connectors.transformers.report import Tally
     from kvstore.keys import Namespace
+    from kvstore.types import BlockKey
 
 RESERVATION_TTL_SECONDS = 30.0
 #: One call may wait this long for room, once: after a refusal it stores no more.
@@ -39,7 +41,12 @@ class BlockWriter:
     """
 
     def __init__(
-        self, session: Any, namespace: Namespace, cache: DynamicCache, tally: Tally, clock: Clock
+        self,
+        session: Session,
+        namespace: Namespace,
+        cache: DynamicCache,
+        tally: Tally,
+        clock: Clock,
     ) -> None:
         self._session = session
         self._namespace = namespace
@@ -77,7 +84,7 @@ class BlockWriter:
             end = min(full, self._done + step)
             self._reserve_and_fill(keys[:end], tensors)
 
-    def _reserve_and_fill(self, keys: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
+    def _reserve_and_fill(self, keys: Sequence[BlockKey], tensors: Sequence[torch.Tensor]) -> None:
         start = self._done
         with self._session.reserve(
             keys,
@@ -89,9 +96,9 @@ class BlockWriter:
             first_token = start * self._namespace.block_tokens
             host_copy.store_blocks(tensors, first_token, reservation.views)
             reservation.commit()
-        for outcome in outcomes:
+        for position, outcome in enumerate(outcomes):
             if outcome not in _GOES_ON:
-                self._stop(outcome, 1)
+                self._stop(outcome, len(outcomes) - position)
                 return
             stored = outcome is Outcome.GRANTED
             self._tally.put_outcomes[Outcome.OK if stored else outcome] += 1

@@ -1,0 +1,75 @@
+"""`kvstore bench`: what a tier moves per second here, against a plain copy of the same bytes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import argparse
+
+DEFAULT_BLOCK_SIZE = "1MiB"
+DEFAULT_BATCH_BLOCKS = 32
+DEFAULT_ROUNDS = 40
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("tier", choices=("dram",), help="the tier to measure")
+    parser.add_argument(
+        "--block-size",
+        default=DEFAULT_BLOCK_SIZE,
+        metavar="SIZE",
+        help="bytes of one block, a multiple of 4KiB (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--batch",
+        type=int,
+        default=DEFAULT_BATCH_BLOCKS,
+        metavar="BLOCKS",
+        help="blocks per get or put (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=DEFAULT_ROUNDS,
+        metavar="N",
+        help="repetitions, 2 or more; more give a steadier median (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--pool",
+        metavar="SIZE",
+        help="bytes of the store's memory; half of it is read and half of it rewritten in each "
+        "round (default: so that each half is 4 times the L3 cache)",
+    )
+    parser.add_argument(
+        "--unaligned",
+        action="store_true",
+        help="start the caller's buffers 16 bytes into a page, where NumPy's own often start, "
+        "instead of at one",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, and fail if a byte that was read is not the one that was put."""
+    from kvstore.cli.bench import dram, report
+    from kvstore.cli.bench.parameters import plan
+    from kvstore.config import parse_bytes
+
+    parameters = plan(
+        block_bytes=parse_bytes(arguments.block_size),
+        batch_blocks=arguments.batch,
+        rounds=arguments.rounds,
+        pool_bytes=None if arguments.pool is None else parse_bytes(arguments.pool),
+        is_aligned=not arguments.unaligned,
+    )
+    if sys.stderr.isatty():
+        print(f"measuring {parameters.rounds} rounds …", file=sys.stderr)
+    outcome = dram.measure(parameters)
+    document = report.document(parameters, outcome)
+    print(json.dumps(document, indent=2) if arguments.json else report.text(document))
+    if outcome.findings:
+        print(f"kvstore: {outcome.findings[0]}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,299 @@
+"""The measurement: a plain copy, get and put of the same amount of data, in turns.
+
+    the store's pool   | read: a working set that stays | written: replaced by each put |
+    the limit's memory | the same offsets, read by np.copyto                            |
+    callers' buffers   | one set for what is read       | one set for what is put       |
+
+In every round each measurement moves one working set, batch by batch. Limit and get read the same
+offsets of two mappings of one kind in the same random order into the same buffers, so that only
+the store's own work tells them apart. Before each measurement the caches are overwritten.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+import kvstore
+from kvstore.buffers import aligned_buffers
+from kvstore.cli.bench.payload import Payload
+from kvstore.tiers.dram import DramTier
+from kvstore.types import SLOT_ALIGNMENT_BYTES, Outcome, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvstore.buffers import Bytes
+    from kvstore.cli.bench.parameters import Parameters
+    from kvstore.types import BlockKey
+
+MEASUREMENTS = ("limit", "get", "put")
+#: Rounds before the first one that counts.
+WARM_UP_ROUNDS = 1
+
+_BLOCK_TOKENS = 16
+_BYTES_PER_ELEMENT = 2  # bfloat16
+_UNALIGNED_BYTES = 16
+_SEED = 20_261_130  # of the random order, so that two runs do the same
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One measurement in one round."""
+
+    walls_ns: list[int]  # one per batch
+    cpu_ns: int  # of all threads of this process
+    checksum_cpu_ns: int
+
+    @property
+    def wall_ns(self) -> int:
+        """Of all batches."""
+        return sum(self.walls_ns)
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """All samples by measurement and round, and what was wrong.
+
+    `put` is into a full pool, every block at the cost of another; `put_free` into room that was
+    made before. They take turns, so each has every second round.
+    """
+
+    samples: dict[str, dict[int, Sample]] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
+    verified_batches: int = 0
+
+    def add(self, name: str, round_number: int, sample: Sample) -> None:
+        """Keep a sample, unless it is of a warm-up round."""
+        if round_number >= 0:
+            self.samples.setdefault(name, {})[round_number] = sample
+
+
+def measure(parameters: Parameters) -> Outcomes:
+    """Run it all. Outcomes other than `ok` and wrong bytes are findings, not exceptions."""
+    layout = kvstore.Layout.gqa(
+        layers=1,
+        kv_heads=1,
+        head_dim=parameters.block_bytes // (2 * _BLOCK_TOKENS * _BYTES_PER_ELEMENT),
+        dtype="bfloat16",
+    )
+    namespace = kvstore.Namespace(
+        model="kvstore-bench", fingerprint="none", layout=layout, block_tokens=_BLOCK_TOKENS
+    )
+    twin = DramTier(parameters.pool_bytes)
+    try:
+        with (
+            kvstore.open(dram_capacity_bytes=parameters.pool_bytes) as store,
+            store.session(namespace) as session,
+        ):
+            bench = _Bench(parameters, store, session, twin)
+            gc.collect()
+            gc.freeze()  # what was made so far shall not be looked through in every collection
+            try:
+                for round_number in range(-WARM_UP_ROUNDS, parameters.rounds):
+                    bench.run_round(round_number)
+            finally:
+                gc.unfreeze()
+            return bench.outcomes
+    finally:
+        twin.close()
+
+
+class _Bench:
+    """The state between rounds."""
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        store: kvstore._open.EmbeddedStore,
+        session: kvstore.client.session.Session,
+        twin: DramTier,
+    ) -> None:
+        self.outcomes = Outcomes()
+        self._parameters = parameters
+        self._store = store
+        self._session = session
+        self._random = np.random.default_rng(_SEED)
+        self._payload = Payload(parameters.block_bytes)
+        self._last_sequence = 0
+        self._targets = self._make_buffers()
+        self._sources = self._make_buffers()
+        self._scratch = np.zeros(2 * parameters.l3_bytes, np.uint8)
+        self._kept = [self._new_keys() for _ in range(parameters.batches)]
+        self._replaced = [self._new_keys() for _ in range(parameters.batches)]
+        self._fill()
+        self._limit_sources = self._views_of_twin(twin)
+
+    def run_round(self, round_number: int) -> None:
+        """Measure each once, in an order that changes, and verify in the first and last round."""
+        parameters = self._parameters
+        order = self._random.permutation(parameters.batches)
+        is_verified = round_number in (0, parameters.rounds - 1)
+        previous, self._replaced = self._replaced, [self._new_keys() for _ in self._kept]
+        for keys, sources in zip(self._replaced, self._sources, strict=True):
+            for key, source in zip(keys, sources, strict=True):
+                self._payload.write(key, source)
+        has_room = round_number % 2 == 1
+        if has_room:
+            for keys in previous:
+                self._session.delete(keys)
+        for keys in self._kept:  # more recently used than what the next put shall evict
+            self._session.lease(keys).release()
+        turn = round_number % len(MEASUREMENTS)
+        for name in MEASUREMENTS[turn:] + MEASUREMENTS[:turn]:
+            if name == "limit":
+                self.outcomes.add(name, round_number, self._time_limit(order))
+            elif name == "get":
+                self.outcomes.add(name, round_number, self._time_get(order, is_verified))
+            else:
+                name_of_put = "put_free" if has_room else "put"
+                self.outcomes.add(name_of_put, round_number, self._time_put(order))
+        if is_verified:
+            self._verify_put()
+
+    # -- what is measured --------------------------------------------------------------------
+
+    def _time_limit(self, order: Sequence[int]) -> Sample:
+        pairs = [
+            list(zip(targets, self._limit_sources[sequence], strict=True))
+            for targets, sequence in zip(self._targets, order, strict=True)
+        ]
+
+        def copy(batch: int) -> None:
+            for target, source in pairs[batch]:
+                np.copyto(target, source)
+
+        return self._time(copy)
+
+    def _time_get(self, order: Sequence[int], is_verified: bool) -> Sample:
+        session, targets = self._session, self._targets
+        keys = [self._kept[sequence] for sequence in order]
+        outcomes: list[list[Outcome]] = []
+
+        def get(batch: int) -> None:
+            outcomes.append(session.get_into(keys[batch], targets[batch]))
+
+        if is_verified:
+            self._overwrite_targets()
+        sample = self._time(get)
+        self._expect_ok("get", outcomes)
+        if is_verified:
+            self._compare("get", keys)
+        return sample
+
+    def _time_put(self, order: Sequence[int]) -> Sample:
+        session = self._session
+        keys = [self._replaced[sequence] for sequence in order]
+        sources = [self._sources[sequence] for sequence in order]
+        outcomes: list[list[Outcome]] = []
+
+        def put(batch: int) -> None:
+            outcomes.append(session.put(keys[batch], sources[batch]))
+
+        sample = self._time(put)
+        self._expect_ok("put", outcomes)
+        return sample
+
+    def _time(self, move: Callable[[int], None]) -> Sample:
+        """Time `move` for each batch, from cold caches."""
+        self._scratch += 1
+        gc.collect()
+        walls_ns = []
+        checksum_before = self._checksum_cpu_seconds()
+        cpu_before = time.process_time_ns()
+        for batch in range(self._parameters.batches):
+            started = time.perf_counter_ns()
+            move(batch)
+            walls_ns.append(time.perf_counter_ns() - started)
+        cpu_ns = time.process_time_ns() - cpu_before
+        checksum_seconds = self._checksum_cpu_seconds() - checksum_before
+        return Sample(walls_ns, cpu_ns, round(checksum_seconds * 1e9))
+
+    # -- what is compared --------------------------------------------------------------------
+
+    def _verify_put(self) -> None:
+        """Read back what this round's put stored."""
+        self._overwrite_targets()
+        outcomes = [
+            self._session.get_into(keys, targets)
+            for keys, targets in zip(self._replaced, self._targets, strict=True)
+        ]
+        self._expect_ok("get of what was put", outcomes)
+        self._compare("put", self._replaced)
+
+    def _compare(self, what: str, keys_of_batches: list[list[BlockKey]]) -> None:
+        for batch, (keys, targets) in enumerate(zip(keys_of_batches, self._targets, strict=True)):
+            for position, (key, target) in enumerate(zip(keys, targets, strict=True)):
+                if not self._payload.is_in(key, target):
+                    self.outcomes.findings.append(
+                        f"wrong bytes: block {position} of batch {batch} of {what}"
+                    )
+            self.outcomes.verified_batches += 1
+
+    def _expect_ok(self, what: str, outcomes: list[list[Outcome]]) -> None:
+        for batch, found in enumerate(outcomes):
+            others = sorted({outcome for outcome in found if outcome is not Outcome.OK})
+            if others:
+                self.outcomes.findings.append(f"{what}: batch {batch} has {', '.join(others)}")
+
+    def _overwrite_targets(self) -> None:
+        for targets in self._targets:
+            for target in targets:
+                target.fill(0)
+
+    # -- what it is measured on --------------------------------------------------------------
+
+    def _new_keys(self) -> list[BlockKey]:
+        """The keys of a sequence that nobody has seen, one batch long."""
+        self._last_sequence += 1
+        tokens = [self._last_sequence] * (_BLOCK_TOKENS * self._parameters.batch_blocks)
+        return self._session.namespace.keys(tokens)
+
+    def _make_buffers(self) -> list[list[Bytes]]:
+        """One working set of callers' buffers, by batch."""
+        parameters = self._parameters
+        skip = 0 if parameters.is_aligned else _UNALIGNED_BYTES
+        room = parameters.block_bytes + (0 if parameters.is_aligned else SLOT_ALIGNMENT_BYTES)
+        end = skip + parameters.block_bytes
+        count = parameters.batches * parameters.batch_blocks
+        buffers = [buffer[skip:end] for buffer in aligned_buffers(count, room)]
+        for buffer in buffers:
+            buffer.fill(0)  # so that no measurement pays for page faults
+        size = parameters.batch_blocks
+        return [buffers[start : start + size] for start in range(0, count, size)]
+
+    def _fill(self) -> None:
+        """Fill the pool block by block in random order, as sequences that grow side by side do."""
+        sequences = self._kept + self._replaced
+        length = self._parameters.batch_blocks
+        source = aligned_buffers(1, self._parameters.block_bytes)[0]
+        positions = [0] * len(sequences)
+        for number in self._random.permutation(np.repeat(np.arange(len(sequences)), length)):
+            position = positions[number]
+            positions[number] += 1
+            keys = sequences[number][: position + 1]
+            self._payload.write(keys[-1], source)
+            self._expect_ok("fill", [self._session.put(keys, [source], start=position)])
+
+    def _views_of_twin(self, twin: DramTier) -> list[list[Bytes]]:
+        """Where the kept blocks lie in the pool, the same places of the limit's own memory."""
+        addresses = [self._addresses(keys) for keys in self._kept]
+        replaced = [self._addresses(keys) for keys in self._replaced]
+        # The pool is full of blocks, so the lowest one is at its beginning.
+        base = min(min(found) for found in addresses + replaced)
+        size = self._parameters.block_bytes
+        return [
+            [twin.view(Place(b"", address - base, size, 0)) for address in found]
+            for found in addresses
+        ]
+
+    def _addresses(self, keys: list[BlockKey]) -> list[int]:
+        with self._session.lease(keys) as lease:
+            return [np.frombuffer(view, np.uint8).ctypes.data for view in lease.views]
+
+    def _checksum_cpu_seconds(self) -> float:
+        return cast("float", self._store.stats()["checksum_cpu_seconds"])

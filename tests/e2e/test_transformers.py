@@ -1,0 +1,332 @@
+"""The transformers connector over a real store and real, if small, models.
+
+Every comparison is with `model.generate` without the store, greedy, and first shows that rounding
+decided none of its tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from transformers.generation.streamers import BaseStreamer  # noqa: E402
+
+from kvstore.connectors.transformers import PrefixCache  # noqa: E402
+from kvstore.types import BlockKey, Outcome  # noqa: E402
+
+BLOCK = 16
+NEW_TOKENS = 24
+#: A step counts as decided if the best token leads by this much; rounding moves logits by 1e-5.
+MARGIN = 1e-3
+GREEDY = {"do_sample": False, "max_new_tokens": NEW_TOKENS}
+
+
+def plain(model, input_ids, **arguments):
+    """What generate says without the store, after a look at how clearly it says it."""
+    output = model.generate(
+        input_ids, **{**GREEDY, **arguments}, return_dict_in_generate=True, output_logits=True
+    )
+    best, second = torch.cat(output.logits).topk(2).values.unbind(1)
+    assert (best - second).min() > MARGIN
+    return output.sequences
+
+
+def counts(report):
+    return report.prompt_tokens, report.loaded_tokens, report.computed_tokens, report.stored_blocks
+
+
+class TestReuse:
+    @pytest.mark.parametrize("prompt_tokens", [1, 15, 16, 17, 47, 48, 49])
+    def test_full_prompt_hit_leaves_a_token_to_compute(self, llama, store, prompt, prompt_tokens):
+        input_ids = prompt(prompt_tokens)
+        cache = PrefixCache(llama, store)
+        expected = plain(llama, input_ids)
+        assert torch.equal(cache.generate(input_ids, **GREEDY), expected)
+        # KV of all tokens but the last one generated.
+        full_blocks = (prompt_tokens + NEW_TOKENS - 1) // BLOCK
+        assert counts(cache.last) == (prompt_tokens, 0, prompt_tokens, full_blocks)
+
+        assert torch.equal(cache.generate(input_ids, **GREEDY), expected)
+        loaded = (prompt_tokens - 1) // BLOCK * BLOCK
+        assert counts(cache.last) == (prompt_tokens, loaded, prompt_tokens - loaded, 0)
+        assert cache.last.reason is None
+        assert cache.last.hits_by_tier == ({"dram": loaded // BLOCK} if loaded else {})
+
+    @pytest.mark.parametrize(("shared", "loaded"), [(8, 0), (24, 16), (32, 32), (40, 32)])
+    def test_hit_that_ends_inside_a_block_is_cut_to_whole_blocks(
+        self, llama, store, prompt, shared, loaded
+    ):
+        cache = PrefixCache(llama, store)
+        cache.generate(prompt(64), **GREEDY)
+        other = prompt(64).clone()
+        other[:, shared:] = 256 - other[:, shared:]
+        assert torch.equal(cache.generate(other, **GREEDY), plain(llama, other))
+        assert cache.last.loaded_tokens == loaded
+        assert cache.last.reason is Outcome.ABSENT
+
+    def test_second_turn_hits_the_blocks_of_the_first_answer(self, llama, store, prompt):
+        cache = PrefixCache(llama, store)
+        first = cache.generate(prompt(40), **GREEDY)
+        assert first.shape == (1, 64)
+        # Tokens 0..62 have KV: two blocks of the prompt, and one of its end and the answer.
+        assert cache.last.stored_blocks == 3
+
+        second = torch.cat([first, prompt(20, seed=2)], dim=1)
+        assert torch.equal(cache.generate(second, **GREEDY), plain(llama, second))
+        assert counts(cache.last) == (84, 48, 36, 3)
+        assert cache.last.loaded_bytes == 48 * cache.namespace.layout.bytes_per_token
+
+    def test_sampling_with_a_seed_draws_the_same_tokens(self, llama, store, prompt):
+        arguments = {"do_sample": True, "top_k": 20, "max_new_tokens": NEW_TOKENS}
+        cache = PrefixCache(llama, store)
+        answers = []
+        for generate in (llama.generate, cache.generate, cache.generate):
+            torch.manual_seed(7)
+            answers.append(generate(prompt(40), **arguments))
+        assert torch.equal(answers[0], answers[1])
+        assert torch.equal(answers[0], answers[2])
+        assert cache.last.loaded_tokens == 32
+
+    def test_scores_and_config_objects_pass_through(self, llama, store, prompt):
+        cache = PrefixCache(llama, store)
+        cache.generate(prompt(40), **GREEDY)
+        config = transformers.GenerationConfig(
+            **GREEDY, return_dict_in_generate=True, output_logits=True
+        )
+        mask = torch.ones_like(prompt(40))
+        arguments = {"generation_config": config, "attention_mask": mask}
+        expected = llama.generate(prompt(40), **arguments)
+        output = cache.generate(prompt(40), **arguments)
+        assert torch.equal(output.sequences, expected.sequences)
+        torch.testing.assert_close(torch.cat(output.logits), torch.cat(expected.logits))
+        assert cache.last.loaded_tokens == 32
+
+    def test_prefill_in_pieces(self, llama, store, prompt):
+        cache = PrefixCache(llama, store)
+        expected = plain(llama, prompt(100))
+        for loaded in (0, 96):
+            output = cache.generate(prompt(100), **GREEDY, prefill_chunk_size=24)
+            assert torch.equal(output, expected)
+            assert cache.last.loaded_tokens == loaded
+
+    @pytest.mark.parametrize("block_tokens", [1, 5, 64])
+    def test_any_block_size(self, llama, store, prompt, block_tokens):
+        cache = PrefixCache(llama, store, block_tokens=block_tokens)
+        expected = plain(llama, prompt(70))
+        for loaded in (0, 69 // block_tokens * block_tokens):
+            assert torch.equal(cache.generate(prompt(70), **GREEDY), expected)
+            assert cache.last.loaded_tokens == loaded
+
+    def test_bytes_under_a_key_are_what_the_model_reads(self, llama, store, prompt):
+        """Loading is real: wrong bytes, put under the right keys, change the answer."""
+        cache = PrefixCache(llama, store)
+        keys = cache.namespace.keys(prompt(32)[0])
+        block_bytes = cache.namespace.layout.bytes_per_block(BLOCK)
+        with store.session(cache.namespace) as session:
+            assert session.put(keys, [bytes(block_bytes)] * 2) == [Outcome.OK] * 2
+        output = cache.generate(prompt(40), **GREEDY)
+        assert cache.last.loaded_tokens == 32
+        assert not torch.equal(output, plain(llama, prompt(40)))
+
+    def test_a_block_has_the_declared_order(self, llama, store, prompt):
+        """layer, key or value, head, token, dim: read with the model's own cache beside it."""
+        cache = PrefixCache(llama, store)
+        cache.generate(prompt(40), **GREEDY)
+        with torch.no_grad():
+            own = llama(prompt(40), use_cache=True).cache
+        keys = cache.namespace.keys(prompt(32)[0])
+        block = torch.empty(3, 2, 2, BLOCK, 16)
+        with store.session(cache.namespace) as session, session.lease(keys) as lease:
+            assert lease.blocks == 2
+            assert lease.copy_into([torch.empty_like(block), block]) == [Outcome.OK] * 2
+        for layer, (key, value) in zip(own.layers, block, strict=True):
+            torch.testing.assert_close(key, layer.keys[0, :, BLOCK : 2 * BLOCK])
+            torch.testing.assert_close(value, layer.values[0, :, BLOCK : 2 * BLOCK])
+
+
+class TestArchitectures:
+    @pytest.mark.parametrize("kv_heads", [1, 4], ids=["mqa", "mha"])
+    def test_llama(self, build, llama_settings, store, prompt, kv_heads):
+        self.check(build(llama_settings(kv_heads)), store, prompt)
+
+    def test_gpt2(self, build, store, prompt):
+        config = transformers.GPT2Config(
+            n_embd=64, n_layer=2, n_head=4, vocab_size=256, initializer_range=0.2
+        )
+        self.check(build(config), store, prompt)
+
+    def test_qwen3(self, build, store, prompt):
+        config = transformers.Qwen3Config(
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,  # not hidden_size / heads
+            vocab_size=256,
+            initializer_range=0.2,
+        )
+        self.check(build(config), store, prompt)
+
+    def check(self, model, store, prompt):
+        cache = PrefixCache(model, store)
+        expected = plain(model, prompt(50))
+        for loaded in (0, 48):
+            assert torch.equal(cache.generate(prompt(50), **GREEDY), expected)
+            assert cache.last.loaded_tokens == loaded
+
+    def test_half_precision_blocks_come_back_bit_for_bit(self, llama, store, prompt):
+        """Tokens of bfloat16 are not promised, but no byte may change on the way."""
+        model = copy.deepcopy(llama).to(torch.bfloat16)
+        cache = PrefixCache(model, store)
+        arguments = {**GREEDY, "max_new_tokens": 1, "return_dict_in_generate": True}
+        cold = cache.generate(prompt(49), **arguments).cache
+        warm = cache.generate(prompt(49), **arguments).cache
+        assert cache.last.loaded_tokens == 48
+        for before, after in zip(cold.layers, warm.layers, strict=True):
+            assert after.keys.dtype is torch.bfloat16
+            assert torch.equal(before.keys[:, :, :48], after.keys[:, :, :48])
+            assert torch.equal(before.values[:, :, :48], after.values[:, :, :48])
+
+
+class TestIdentity:
+    def test_equal_weights_share_and_other_weights_miss(self, llama, store, prompt):
+        PrefixCache(llama, store).generate(prompt(40), **GREEDY)
+
+        same = PrefixCache(copy.deepcopy(llama), store)
+        same.generate(prompt(40), **GREEDY)
+        assert same.last.loaded_tokens == 32
+
+        edited = copy.deepcopy(llama)
+        with torch.no_grad():
+            edited.model.layers[1].self_attn.v_proj.weight[0, 0] += 0.5
+        other = PrefixCache(edited, store)
+        assert other.namespace.model == same.namespace.model
+        assert torch.equal(other.generate(prompt(40), **GREEDY), plain(edited, prompt(40)))
+        assert (other.last.loaded_tokens, other.last.reason) == (0, Outcome.ABSENT)
+
+    def test_whatever_changes_the_bytes_changes_the_namespace(self, llama, store):
+        buffers = copy.deepcopy(llama)
+        buffers.model.rotary_emb.inv_freq *= 2
+        scaled = copy.deepcopy(llama)
+        scaled.config.rms_norm_eps = 1e-5
+        caches = [
+            PrefixCache(llama, store),
+            PrefixCache(buffers, store),
+            PrefixCache(scaled, store),
+            PrefixCache(copy.deepcopy(llama).to(torch.bfloat16), store),
+            PrefixCache(copy.deepcopy(llama).to(torch.float16), store),
+            PrefixCache(llama, store, block_tokens=32),
+            PrefixCache(llama, store, salt="tenant"),
+            PrefixCache(llama, store, adapter=bytes(32)),
+            PrefixCache(llama, store, adapter=bytes([1] * 32)),
+            PrefixCache(llama, store, fingerprint="revision 1"),
+        ]
+        assert len({cache.namespace.digest for cache in caches}) == len(caches)
+
+    def test_where_and_with_what_it_was_saved_does_not(self, llama, store):
+        moved = copy.deepcopy(llama)
+        moved.config.transformers_version = "5.0.0"
+        moved.config.dtype = "float32"
+        moved.config.architectures = ["LlamaForCausalLM"]
+        before, after = PrefixCache(llama, store), PrefixCache(moved, store)
+        assert before.namespace == after.namespace
+
+
+class TestCallersCache:
+    def own_cache(self, model, input_ids):
+        cache = transformers.DynamicCache(config=model.config)
+        with torch.no_grad():
+            model(input_ids, cache=cache)
+        return cache
+
+    def test_it_is_used_and_neither_grown_nor_stored(self, llama, store, prompt):
+        own = self.own_cache(llama, prompt(20))
+        before = [(layer.keys.clone(), layer.values.clone()) for layer in own.layers]
+        cache = PrefixCache(llama, store)
+        output = cache.generate(prompt(40), cache=own, **GREEDY)
+        assert torch.equal(output, plain(llama, prompt(40)))
+        assert own.get_seq_length() == 20
+        for layer, (keys, values) in zip(own.layers, before, strict=True):
+            assert torch.equal(layer.keys, keys)
+            assert torch.equal(layer.values, values)
+        assert cache.last.from_caller
+        assert (cache.last.loaded_tokens, cache.last.stored_blocks) == (0, 0)
+        assert store.check().ready_blocks == 0
+
+    def test_what_it_holds_decides_the_answer(self, llama, store, prompt):
+        """Proof that the copy is what generate reads: KV of another prompt gives other tokens."""
+        own = self.own_cache(llama, prompt(20, seed=3))
+        output = PrefixCache(llama, store).generate(prompt(40), cache=own, **GREEDY)
+        assert not torch.equal(output, plain(llama, prompt(40)))
+
+    def test_an_empty_one_is_no_obstacle(self, llama, store, prompt):
+        cache = PrefixCache(llama, store)
+        for loaded in (0, 32):
+            own = transformers.DynamicCache()
+            output = cache.generate(prompt(40), past_key_values=own, **GREEDY)
+            assert torch.equal(output, plain(llama, prompt(40)))
+            assert own.get_seq_length() == 0
+            assert cache.last.loaded_tokens == loaded
+
+
+class TestStreaming:
+    def test_nothing_is_stored_before_the_first_token_and_blocks_as_they_fill(
+        self, llama, store, prompt
+    ):
+        cache = PrefixCache(llama, store)
+        keys: list[BlockKey] = []
+        seen: list[Any] = []
+
+        class Watch(BaseStreamer):
+            def put(self, value):
+                tokens = value.reshape(-1).tolist()
+                with store.session(cache.namespace) as session:
+                    blocks = session.match(keys).blocks if keys else 0
+                seen.append((tokens, blocks))
+
+            def end(self):
+                seen.append("end")
+
+        expected = plain(llama, prompt(40))
+        keys += cache.namespace.keys(expected[0])
+        cache.generate(prompt(40), streamer=Watch(), **GREEDY)
+        assert seen[0] == (prompt(40)[0].tolist(), 0)
+        assert [tokens for tokens, _ in seen[1:-1]] == [[t] for t in expected[0, 40:].tolist()]
+        # With token n of the answer in hand, the cache has 40 + n - 1 tokens; one put later they
+        # are stored. Two blocks of the prompt at once, the third with 48 tokens: after the ninth.
+        assert [blocks for _, blocks in seen[1:-1]] == [0] + [2] * 8 + [3] * 15
+        assert seen[-1] == "end"
+
+    def test_an_exception_keeps_what_was_stored_and_holds_nothing(self, llama, store, prompt):
+        class Cancelled(Exception):
+            pass
+
+        class Cancel(BaseStreamer):
+            def __init__(self, after):
+                self.left = after
+
+            def put(self, value):
+                if self.left == 0:
+                    raise Cancelled
+                self.left -= 1
+
+            def end(self):
+                pass
+
+        cache = PrefixCache(llama, store)
+        with pytest.raises(Cancelled):
+            cache.generate(prompt(40), streamer=Cancel(1), **GREEDY)  # in the first token's hands
+        assert counts(cache.last) == (40, 0, 40, 0)
+        with pytest.raises(Cancelled):
+            cache.generate(prompt(40), streamer=Cancel(5), **GREEDY)
+        assert counts(cache.last) == (40, 0, 40, 2)
+        audit = store.check()
+        assert (audit.leases, audit.reservations, audit.ready_blocks) == (0, 0, 2)
+        assert torch.equal(cache.generate(prompt(40), **GREEDY), plain(llama, prompt(40)))
+        assert cache.last.loaded_tokens == 32
