@@ -17,6 +17,7 @@ transformers = pytest.importorskip("transformers")
 from transformers.generation.streamers import BaseStreamer  # noqa: E402
 
 from kvstore.connectors.transformers import PrefixCache  # noqa: E402
+from kvstore.connectors.transformers.geometry import CACHE_ARGUMENT  # noqa: E402
 from kvstore.types import BlockKey, Outcome  # noqa: E402
 
 BLOCK = 16
@@ -56,6 +57,9 @@ class TestReuse:
         assert counts(cache.last) == (prompt_tokens, loaded, prompt_tokens - loaded, 0)
         assert cache.last.reason is None
         assert cache.last.hits_by_tier == ({"dram": loaded // BLOCK} if loaded else {})
+        # Only what was computed is offered again, and the first contents of a block stay.
+        offered = full_blocks - loaded // BLOCK
+        assert cache.last.put_outcomes == ({Outcome.PRESENT: offered} if offered else {})
 
     @pytest.mark.parametrize(("shared", "loaded"), [(8, 0), (24, 16), (32, 32), (40, 32)])
     def test_hit_that_ends_inside_a_block_is_cut_to_whole_blocks(
@@ -106,14 +110,6 @@ class TestReuse:
         torch.testing.assert_close(torch.cat(output.logits), torch.cat(expected.logits))
         assert cache.last.loaded_tokens == 32
 
-    def test_prefill_in_pieces(self, llama, store, prompt):
-        cache = PrefixCache(llama, store)
-        expected = plain(llama, prompt(100))
-        for loaded in (0, 96):
-            output = cache.generate(prompt(100), **GREEDY, prefill_chunk_size=24)
-            assert torch.equal(output, expected)
-            assert cache.last.loaded_tokens == loaded
-
     @pytest.mark.parametrize("block_tokens", [1, 5, 64])
     def test_any_block_size(self, llama, store, prompt, block_tokens):
         cache = PrefixCache(llama, store, block_tokens=block_tokens)
@@ -138,7 +134,7 @@ class TestReuse:
         cache = PrefixCache(llama, store)
         cache.generate(prompt(40), **GREEDY)
         with torch.no_grad():
-            own = llama(prompt(40), use_cache=True).cache
+            own = llama(prompt(40), use_cache=True)[CACHE_ARGUMENT]
         keys = cache.namespace.keys(prompt(32)[0])
         block = torch.empty(3, 2, 2, BLOCK, 16)
         with store.session(cache.namespace) as session, session.lease(keys) as lease:
@@ -185,8 +181,8 @@ class TestArchitectures:
         model = copy.deepcopy(llama).to(torch.bfloat16)
         cache = PrefixCache(model, store)
         arguments = {**GREEDY, "max_new_tokens": 1, "return_dict_in_generate": True}
-        cold = cache.generate(prompt(49), **arguments).cache
-        warm = cache.generate(prompt(49), **arguments).cache
+        cold = cache.generate(prompt(49), **arguments)[CACHE_ARGUMENT]
+        warm = cache.generate(prompt(49), **arguments)[CACHE_ARGUMENT]
         assert cache.last.loaded_tokens == 48
         for before, after in zip(cold.layers, warm.layers, strict=True):
             assert after.keys.dtype is torch.bfloat16
@@ -242,7 +238,7 @@ class TestCallersCache:
     def own_cache(self, model, input_ids):
         cache = transformers.DynamicCache(config=model.config)
         with torch.no_grad():
-            model(input_ids, cache=cache)
+            model(input_ids, **{CACHE_ARGUMENT: cache})
         return cache
 
     def test_it_is_used_and_neither_grown_nor_stored(self, llama, store, prompt):
@@ -298,8 +294,8 @@ class TestStreaming:
         cache.generate(prompt(40), streamer=Watch(), **GREEDY)
         assert seen[0] == (prompt(40)[0].tolist(), 0)
         assert [tokens for tokens, _ in seen[1:-1]] == [[t] for t in expected[0, 40:].tolist()]
-        # With token n of the answer in hand, the cache has 40 + n - 1 tokens; one put later they
-        # are stored. Two blocks of the prompt at once, the third with 48 tokens: after the ninth.
+        # With token n of the answer in hand, the cache has 40 + n - 1 tokens, and what is full is
+        # stored after this look: two blocks with the first token, the third with the ninth.
         assert [blocks for _, blocks in seen[1:-1]] == [0] + [2] * 8 + [3] * 15
         assert seen[-1] == "end"
 

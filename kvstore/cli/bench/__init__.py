@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 DEFAULT_BLOCK_SIZE = "1MiB"
 DEFAULT_BATCH_BLOCKS = 32
-DEFAULT_ROUNDS = 40
+DEFAULT_ROUNDS = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="start the caller's buffers 16 bytes into a page, where NumPy's own often start, "
         "instead of at one",
     )
+    parser.add_argument(
+        "--interleaved",
+        action="store_true",
+        help="fill the pool one block at a time, from all sequences in random order, instead of "
+        "one prompt at a time: then neighbours in a sequence are not neighbours in memory",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -63,6 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         rounds=arguments.rounds,
         pool_bytes=None if arguments.pool is None else parse_bytes(arguments.pool),
         is_aligned=not arguments.unaligned,
+        is_interleaved=arguments.interleaved,
     )
     if sys.stderr.isatty():
         print(f"measuring {parameters.rounds} rounds …", file=sys.stderr)

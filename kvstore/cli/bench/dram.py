@@ -1,18 +1,19 @@
 """The measurement: a plain copy, get and put of the same amount of data, in turns.
 
-    the store's pool   | read: a working set that stays | written: replaced by each put |
-    the limit's memory | the same offsets, read by np.copyto                            |
-    callers' buffers   | one set for what is read       | one set for what is put       |
+    the store's pool  | kept: read by limit and get    | replaced: by each put          |
+    callers' buffers  | targets of limit and get       | sources of put                 |
 
-In every round each measurement moves one working set, batch by batch. Limit and get read the same
-offsets of two mappings of one kind in the same random order into the same buffers, so that only
-the store's own work tells them apart. Before each measurement the caches are overwritten.
+In every round each measurement moves one working set, batch by batch, in a random order. Limit and
+get copy the same blocks, at the same places of the same pool, to the same buffers in the same
+order, so that only the store's own work tells them apart: the limit has the addresses beforehand.
+Before each measurement the caches are overwritten.
 """
 
 from __future__ import annotations
 
 import gc
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -21,19 +22,21 @@ import numpy as np
 import kvstore
 from kvstore.buffers import aligned_buffers
 from kvstore.cli.bench.payload import Payload
-from kvstore.tiers.dram import DramTier
-from kvstore.types import SLOT_ALIGNMENT_BYTES, Outcome, Place
+from kvstore.types import SLOT_ALIGNMENT_BYTES, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from kvstore._open import EmbeddedStore
     from kvstore.buffers import Bytes
     from kvstore.cli.bench.parameters import Parameters
+    from kvstore.client.session import Session
     from kvstore.types import BlockKey
 
 MEASUREMENTS = ("limit", "get", "put")
 #: Rounds before the first one that counts.
 WARM_UP_ROUNDS = 1
+FINDINGS_MAX = 20
 
 _BLOCK_TOKENS = 16
 _BYTES_PER_ELEMENT = 2  # bfloat16
@@ -67,6 +70,11 @@ class Outcomes:
     findings: list[str] = field(default_factory=list)
     verified_batches: int = 0
 
+    def found(self, what: str) -> None:
+        """Keep a finding; the first ones say enough."""
+        if len(self.findings) < FINDINGS_MAX:
+            self.findings.append(what)
+
     def add(self, name: str, round_number: int, sample: Sample) -> None:
         """Keep a sample, unless it is of a warm-up round."""
         if round_number >= 0:
@@ -84,35 +92,25 @@ def measure(parameters: Parameters) -> Outcomes:
     namespace = kvstore.Namespace(
         model="kvstore-bench", fingerprint="none", layout=layout, block_tokens=_BLOCK_TOKENS
     )
-    twin = DramTier(parameters.pool_bytes)
-    try:
-        with (
-            kvstore.open(dram_capacity_bytes=parameters.pool_bytes) as store,
-            store.session(namespace) as session,
-        ):
-            bench = _Bench(parameters, store, session, twin)
-            gc.collect()
-            gc.freeze()  # what was made so far shall not be looked through in every collection
-            try:
-                for round_number in range(-WARM_UP_ROUNDS, parameters.rounds):
-                    bench.run_round(round_number)
-            finally:
-                gc.unfreeze()
-            return bench.outcomes
-    finally:
-        twin.close()
+    with (
+        kvstore.open(dram_capacity_bytes=parameters.pool_bytes) as store,
+        store.session(namespace) as session,
+    ):
+        bench = _Bench(parameters, store, session)
+        gc.collect()
+        gc.freeze()  # what was made so far shall not be looked through in every collection
+        try:
+            for round_number in range(-WARM_UP_ROUNDS, parameters.rounds):
+                bench.run_round(round_number)
+        finally:
+            gc.unfreeze()
+        return bench.outcomes
 
 
 class _Bench:
     """The state between rounds."""
 
-    def __init__(
-        self,
-        parameters: Parameters,
-        store: kvstore._open.EmbeddedStore,
-        session: kvstore.client.session.Session,
-        twin: DramTier,
-    ) -> None:
+    def __init__(self, parameters: Parameters, store: EmbeddedStore, session: Session) -> None:
         self.outcomes = Outcomes()
         self._parameters = parameters
         self._store = store
@@ -126,12 +124,11 @@ class _Bench:
         self._kept = [self._new_keys() for _ in range(parameters.batches)]
         self._replaced = [self._new_keys() for _ in range(parameters.batches)]
         self._fill()
-        self._limit_sources = self._views_of_twin(twin)
 
     def run_round(self, round_number: int) -> None:
         """Measure each once, in an order that changes, and verify in the first and last round."""
         parameters = self._parameters
-        order = self._random.permutation(parameters.batches)
+        order = self._random.permutation(parameters.batches).tolist()
         is_verified = round_number in (0, parameters.rounds - 1)
         previous, self._replaced = self._replaced, [self._new_keys() for _ in self._kept]
         for keys, sources in zip(self._replaced, self._sources, strict=True):
@@ -158,16 +155,26 @@ class _Bench:
     # -- what is measured --------------------------------------------------------------------
 
     def _time_limit(self, order: Sequence[int]) -> Sample:
-        pairs = [
-            list(zip(targets, self._limit_sources[sequence], strict=True))
-            for targets, sequence in zip(self._targets, order, strict=True)
-        ]
+        """Copy from the pool with nothing but the copy: leases are taken before, given after."""
+        with ExitStack() as held:
+            leases = [
+                held.enter_context(self._session.lease(self._kept[sequence])) for sequence in order
+            ]
+            pairs = [
+                [
+                    (target, np.frombuffer(view, np.uint8))
+                    for target, view in zip(targets, lease.views, strict=True)
+                ]
+                for targets, lease in zip(self._targets, leases, strict=True)
+            ]
 
-        def copy(batch: int) -> None:
-            for target, source in pairs[batch]:
-                np.copyto(target, source)
+            def copy(batch: int) -> None:
+                for target, source in pairs[batch]:
+                    np.copyto(target, source)
 
-        return self._time(copy)
+            sample = self._time(copy)
+            pairs.clear()  # or the leases could not be released
+        return sample
 
     def _time_get(self, order: Sequence[int], is_verified: bool) -> Sample:
         session, targets = self._session, self._targets
@@ -229,16 +236,14 @@ class _Bench:
         for batch, (keys, targets) in enumerate(zip(keys_of_batches, self._targets, strict=True)):
             for position, (key, target) in enumerate(zip(keys, targets, strict=True)):
                 if not self._payload.is_in(key, target):
-                    self.outcomes.findings.append(
-                        f"wrong bytes: block {position} of batch {batch} of {what}"
-                    )
+                    self.outcomes.found(f"wrong bytes: block {position} of batch {batch} of {what}")
             self.outcomes.verified_batches += 1
 
     def _expect_ok(self, what: str, outcomes: list[list[Outcome]]) -> None:
         for batch, found in enumerate(outcomes):
             others = sorted({outcome for outcome in found if outcome is not Outcome.OK})
             if others:
-                self.outcomes.findings.append(f"{what}: batch {batch} has {', '.join(others)}")
+                self.outcomes.found(f"{what}: batch {batch} has {', '.join(others)}")
 
     def _overwrite_targets(self) -> None:
         for targets in self._targets:
@@ -267,33 +272,19 @@ class _Bench:
         return [buffers[start : start + size] for start in range(0, count, size)]
 
     def _fill(self) -> None:
-        """Fill the pool block by block in random order, as sequences that grow side by side do."""
+        """Fill the pool prompt by prompt, or block by block as many answers that grow at once."""
         sequences = self._kept + self._replaced
         length = self._parameters.batch_blocks
-        source = aligned_buffers(1, self._parameters.block_bytes)[0]
-        positions = [0] * len(sequences)
-        for number in self._random.permutation(np.repeat(np.arange(len(sequences)), length)):
-            position = positions[number]
-            positions[number] += 1
-            keys = sequences[number][: position + 1]
-            self._payload.write(keys[-1], source)
-            self._expect_ok("fill", [self._session.put(keys, [source], start=position)])
-
-    def _views_of_twin(self, twin: DramTier) -> list[list[Bytes]]:
-        """Where the kept blocks lie in the pool, the same places of the limit's own memory."""
-        addresses = [self._addresses(keys) for keys in self._kept]
-        replaced = [self._addresses(keys) for keys in self._replaced]
-        # The pool is full of blocks, so the lowest one is at its beginning.
-        base = min(min(found) for found in addresses + replaced)
-        size = self._parameters.block_bytes
-        return [
-            [twin.view(Place(b"", address - base, size, 0)) for address in found]
-            for found in addresses
-        ]
-
-    def _addresses(self, keys: list[BlockKey]) -> list[int]:
-        with self._session.lease(keys) as lease:
-            return [np.frombuffer(view, np.uint8).ctypes.data for view in lease.views]
+        step = 1 if self._parameters.is_interleaved else length
+        sources = aligned_buffers(step, self._parameters.block_bytes)
+        ends = [0] * len(sequences)
+        turns = np.repeat(np.arange(len(sequences)), length // step)
+        for number in self._random.permutation(turns):
+            start, ends[number] = ends[number], ends[number] + step
+            keys = sequences[number][: ends[number]]
+            for key, source in zip(keys[start:], sources, strict=True):
+                self._payload.write(key, source)
+            self._expect_ok("fill", [self._session.put(keys, sources, start=start)])
 
     def _checksum_cpu_seconds(self) -> float:
         return cast("float", self._store.stats()["checksum_cpu_seconds"])

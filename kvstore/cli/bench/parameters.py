@@ -28,6 +28,7 @@ class Parameters:
     batches: int  # that each measurement moves in one round
     rounds: int
     is_aligned: bool
+    is_interleaved: bool
     l3_bytes: int
 
     @property
@@ -52,8 +53,8 @@ class Parameters:
 
     @property
     def memory_bytes(self) -> int:
-        """What the run allocates: pool, the limit's own, buffers on both sides, the cache's."""
-        return 2 * self.pool_bytes + 2 * self.working_set_bytes + 2 * self.l3_bytes
+        """What the run allocates: pool, targets, sources, and what the caches are filled with."""
+        return self.pool_bytes + 2 * self.working_set_bytes + 2 * self.l3_bytes
 
 
 def plan(
@@ -63,6 +64,7 @@ def plan(
     rounds: int,
     pool_bytes: int | None = None,
     is_aligned: bool = True,
+    is_interleaved: bool = False,
 ) -> Parameters:
     """Check what was asked for, and choose the size of the pool if that was not.
 
@@ -92,6 +94,7 @@ def plan(
         batches=batches,
         rounds=rounds,
         is_aligned=is_aligned,
+        is_interleaved=is_interleaved,
         l3_bytes=l3_bytes,
     )
     available = available_memory_bytes()

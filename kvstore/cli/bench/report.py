@@ -59,6 +59,7 @@ def document(parameters: Parameters, outcomes: Outcomes) -> dict[str, Any]:
             "warm_up_rounds": WARM_UP_ROUNDS,
             "pool_bytes": parameters.pool_bytes,
             "working_set_bytes": parameters.working_set_bytes,
+            "interleaved": parameters.is_interleaved,
         },
         "results": {
             name: _figures(name, outcomes.samples, parameters.working_set_bytes)
@@ -71,7 +72,7 @@ def text(document: dict[str, Any]) -> str:
     """The table, and how to read it."""
     machine, parameters = document["machine"], document["parameters"]
     results = document["results"]
-    checksum = results["put"]
+    put = results["put"]
     lines = [
         f"{document['benchmark']}: blocks of {_size(parameters['block_bytes'])}, "
         f"{parameters['batch_blocks']} per batch, {parameters['rounds']} rounds of "
@@ -89,8 +90,9 @@ def text(document: dict[str, Any]) -> str:
         "",
         "ratio: payload per CPU second, against the limit's in the same round; median, min and max",
         "over the rounds. wall: the same per second of the clock. 1 is a plain copy.",
-        f"put: the checksum's {checksum['checksum_cpu_s_per_gb']:.4f} CPU s/GB are in GB/s, wall "
-        f"and ms, not in ratio and CPU; with it the ratio is {checksum['ratio_with_checksum']:.3f}.",
+        f"put: the checksum's {put['checksum_cpu_s_per_gb']:.4f} CPU s/GB are in GB/s, wall and "
+        "ms, but not in ratio",
+        f"and CPU s/GB; with them the ratio is {put['ratio_with_checksum']:.3f}.",
         _alignment(document["aligned"]),
         _verification(document),
     ]
@@ -138,8 +140,8 @@ def _figures(name: str, samples: dict[str, dict[int, Sample]], payload: int) -> 
 def _alignment(is_aligned: bool) -> str:
     if is_aligned:
         return (
-            "Buffers start at a page on both sides; one that does not, as NumPy makes them, costs "
-            "up to half\nat 64 to 512 KiB (see --unaligned)."
+            "Buffers are page-aligned on both sides; one that is not, as NumPy often makes them, can "
+            "cost\nup to half of the speed at 64 to 512 KiB (see --unaligned)."
         )
     return "The caller's buffers start 16 bytes into a page, for the limit as well."
 

@@ -125,9 +125,7 @@ class PrefixCache:
             writer = BlockWriter(session, self._namespace, cache, tally, self._clock)
             arguments[geometry.CACHE_ARGUMENT] = cache
             arguments["streamer"] = StoringStreamer(writer, tokens, arguments.get("streamer"))
-            output = self._model.generate(input_ids, **arguments)
-            writer.store(tokens)
-            return output
+            return self._model.generate(input_ids, **arguments)
 
     def _load(
         self, session: Session, tokens: Sequence[int], cache: DynamicCache, tally: Tally

@@ -40,6 +40,8 @@ _PLAIN_SETTINGS: Mapping[str, tuple[object, ...]] = {
     "constraints": (None,),
     "force_words_ids": (None,),
     "token_healing": (None, False),
+    # Before transformers 5.2x such a prefill began at the first token, whatever the cache held.
+    "prefill_chunk_size": (None,),
     # Their first entry is of the prefill, which would be shorter by the loaded tokens.
     "output_attentions": (None, False),
     "output_hidden_states": (None, False),
@@ -60,6 +62,11 @@ def check_model(model: DecoderModel) -> None:
             f"cache layers {', '.join(foreign[:4])}{' ...' if foreign[4:] else ''} "
             f"({len(foreign)} in all) keep more or less than the keys and values of all tokens; "
             "supported: DynamicLayer in every layer (full attention)"
+        )
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedCache(
+            f"{type(model).__name__} keeps a state that cannot be cut back to a prefix; supported: "
+            "models that keep only keys and values"
         )
     for rope_type in _rope_types(config.to_dict()):
         if rope_type in UNSTABLE_ROPE_TYPES:

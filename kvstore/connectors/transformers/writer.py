@@ -36,8 +36,8 @@ _GOES_ON = frozenset({Outcome.GRANTED, Outcome.PRESENT, Outcome.PENDING})
 class BlockWriter:
     """Stores the full blocks of one sequence from its cache, first to last.
 
-    `tokens` is the sequence so far; its owner appends to it. The cache may be behind (the newest
-    token's KV is not in it) or ahead, so a block is full when both have all of it.
+    The cache is behind the sequence, since the newest token's KV is not in it yet. One that is
+    ahead holds something else than these tokens, and nothing more of it is stored.
     """
 
     def __init__(
@@ -57,13 +57,17 @@ class BlockWriter:
         self._stopped = False
 
     def store(self, tokens: Sequence[int]) -> None:
-        """Store what has become full since the last call. A refusal or a fault ends it for good.
+        """Store what has become full since the last call; `tokens` is the whole sequence so far.
 
-        Both are counted in the tally and never raised.
+        A refusal or a fault ends it for good. Both are counted in the tally and never raised.
         """
         size = self._namespace.block_tokens
-        full = min(len(tokens), self._cache.get_seq_length()) // size
+        cached_tokens = self._cache.get_seq_length()
+        full = cached_tokens // size
         if self._stopped or full <= self._done:
+            return
+        if cached_tokens > len(tokens):
+            self._stop(Outcome.INCOMPATIBLE, full - self._done)
             return
         started = self._clock.now()
         try:
