@@ -36,7 +36,10 @@ class Policy(Protocol):
         ...
 
     def pop_victim(self) -> Entry | None:
-        """Take out the block that should leave first; None where nothing may leave."""
+        """The block that should leave first, and after it the next; None where nothing may.
+
+        It is still evictable: the caller removes it, or adds it again to keep it.
+        """
         ...
 
 
@@ -103,10 +106,9 @@ class LruPolicy:
             elif entry.stamp != stamp:
                 self._push(entry)
             else:
-                self.remove(entry)
                 return entry
         for entry in self._parents:
-            self.remove(entry)
+            del self._parents[entry]
             return entry
         return None
 

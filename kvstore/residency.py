@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvstore.index import Entry, Index
+from kvstore.plan import choose_victims
 from kvstore.slots import Slot, Slots, SlotState, slot_size_bytes
 from kvstore.types import Outcome, Place
 
@@ -90,6 +91,7 @@ class Residency:
         if slot is None:
             return None
         entry = Entry(domain, spec, slot)
+        slot.entry = entry
         self.index.insert(entry, spec.parent_key)
         return entry
 
@@ -128,16 +130,13 @@ class Residency:
             self._policy.add(parent)  # it has become a leaf
 
     def _make_room(self, length_bytes: int) -> Slot | None:
-        if slot_size_bytes(length_bytes) > self.obtainable_bytes():
-            return None
         slot = self.slots.grant(length_bytes)
-        while slot is None:
-            victim = self._policy.pop_victim()
-            if victim is None:
-                return None  # enough bytes, but what is protected lies between them
+        size = slot_size_bytes(length_bytes)
+        if slot is not None or size > self.obtainable_bytes():
+            return slot
+        for victim in choose_victims(self.slots, self._policy, size):
             self.drop(victim, Outcome.EVICTED)
-            slot = self.slots.grant(length_bytes)
-        return slot
+        return self.slots.grant(length_bytes)
 
 
 def place_of(entry: Entry) -> Place:
