@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from kvstore.index import Entry
-    from kvstore.policy import Policy
-    from kvstore.slots import Slot, Slots
+    from kvstore.policy import Policy, Rank
+    from kvstore.slots import Slots
 
 #: How many blocks whose turn it is are tried as the middle of a run, if one does not make room.
 SEEDS = 8
@@ -26,13 +26,14 @@ SEEDS = 8
 
 class _Run(NamedTuple):
     entries: list[Entry]
-    newest_stamp: int  # of its most recently used block: what evicting it costs
+    highest_rank: Rank  # of its most valuable block: what evicting it costs
 
 
 def choose_victims(slots: Slots, policy: Policy, size_bytes: int) -> list[Entry]:
     """The blocks to evict so that `size_bytes` fit in one piece; [] where nothing helps.
 
-    Of several runs, the one whose most recent block was used longest ago. The caller drops them.
+    Of several runs, the one whose highest rank is the lowest. No block leaves while one on a lower
+    rung of the ladder could make the room. The caller drops what is returned.
     """
     best: _Run | None = None
     tried: list[Entry] = []
@@ -41,11 +42,11 @@ def choose_victims(slots: Slots, policy: Policy, size_bytes: int) -> list[Entry]
         if seed is None:
             break
         tried.append(seed)
-        run = _grow(slots, seed, size_bytes)
-        if run is not None and (best is None or run.newest_stamp < best.newest_stamp):
+        run = _grow(slots, policy, seed, size_bytes)
+        if run is not None and (best is None or run.highest_rank < best.highest_rank):
             best = run
         if run is not None and len(run.entries) == 1:
-            break  # no later seed is older than this one
+            break  # no later seed has a lower rank
     victims = [] if best is None else best.entries
     for entry in tried:
         if entry not in victims:
@@ -53,34 +54,30 @@ def choose_victims(slots: Slots, policy: Policy, size_bytes: int) -> list[Entry]
     return victims
 
 
-def _grow(slots: Slots, seed: Entry, size_bytes: int) -> _Run | None:
+def _grow(slots: Slots, policy: Policy, seed: Entry, size_bytes: int) -> _Run | None:
     """The run around `seed`, extended towards the older neighbour; None if it is fenced in."""
     entries = [seed]
-    newest_stamp = seed.stamp
+    highest = policy.rank(seed)
+    rung = highest[0]
     start = seed.slot.offset_bytes
     end = seed.slot.end_bytes
     start -= slots.free_before(start)
     end += slots.free_after(end)
     while end - start < size_bytes:
-        before = _evictable(slots.slot_before(start))
-        after = _evictable(slots.slot_after(end))
-        if before is None and after is None:
+        sides = [
+            (policy.rank(slot.entry), slot.entry)
+            for slot in (slots.slot_before(start), slots.slot_after(end))
+            if slot is not None and slot.entry is not None and slot.entry.is_evictable
+        ]
+        rank, older = min(sides, key=lambda side: side[0], default=(highest, None))
+        if older is None or rank[0] > rung:
             return None
-        if after is None or (before is not None and before.stamp <= after.stamp):
-            assert before is not None
-            chosen = before
-            start = before.slot.offset_bytes
+        entries.append(older)
+        highest = max(highest, rank)
+        if older.slot.offset_bytes < start:
+            start = older.slot.offset_bytes
             start -= slots.free_before(start)
         else:
-            chosen = after
-            end = after.slot.end_bytes
+            end = older.slot.end_bytes
             end += slots.free_after(end)
-        entries.append(chosen)
-        newest_stamp = max(newest_stamp, chosen.stamp)
-    return _Run(entries, newest_stamp)
-
-
-def _evictable(slot: Slot | None) -> Entry | None:
-    if slot is None or slot.entry is None or not slot.entry.is_evictable:
-        return None
-    return slot.entry
+    return _Run(entries, highest)
