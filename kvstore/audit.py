@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from kvstore.index import Entry
-    from kvstore.lease import Lease
+    from kvstore.lease import Leases
     from kvstore.reservation import Reservation
     from kvstore.residency import Residency
+    from kvstore.retention import Retention
 
 
 class Audit(NamedTuple):
@@ -35,7 +36,8 @@ class Audit(NamedTuple):
 def audit(
     *,
     blocks: Residency,
-    leases: Iterable[Lease],
+    leases: Leases,
+    retention: Retention,
     reservations: Iterable[Reservation],
     entries_in_transfer: Iterable[Entry],
 ) -> Audit:
@@ -43,12 +45,13 @@ def audit(
 
     Raises InvariantViolated with every disagreement in one message.
     """
-    leases, reservations = list(leases), list(reservations)
+    reservations = list(reservations)
     slots = blocks.slots
     problems = slots.problems()
     problems += _users_problems(blocks, leases, entries_in_transfer)
     problems += _owner_problems(blocks, reservations)
     problems += _eviction_problems(blocks)
+    problems += _quota_problems(blocks, leases, retention)
     by_state = {state: slots.bytes_in(state) for state in SlotState}
     if slots.free_bytes + sum(by_state.values()) != slots.capacity_bytes:
         problems.append("free + ready + reserved + held + condemned is not the capacity")
@@ -62,16 +65,31 @@ def audit(
         by_state[SlotState.HELD],
         by_state[SlotState.CONDEMNED],
         sum(entry.slot.state is SlotState.READY for entry in blocks.index),
-        len(leases),
+        len(list(leases)),
         len(reservations),
     )
 
 
+def _quota_problems(blocks: Residency, leases: Leases, retention: Retention) -> list[str]:
+    """What caps and quotas are measured by is what is leased and pinned."""
+    leased = {entry for lease in leases for entry in lease.entries}
+    leased_bytes = sum(entry.slot.size_bytes for entry in leased)
+    pinned_bytes = sum(e.slot.size_bytes for e in blocks.index if e.hard_pinned_until is not None)
+    booked_bytes = sum(retention.hard_pinned_bytes.values())
+    problems = []
+    if leased_bytes != leases.leased_bytes:
+        problems.append(f"{leased_bytes} bytes are leased, {leases.leased_bytes} booked")
+    if pinned_bytes != booked_bytes:
+        problems.append(f"{pinned_bytes} bytes are hard-pinned, {booked_bytes} booked")
+    return problems
+
+
 def _users_problems(
-    blocks: Residency, leases: list[Lease], entries_in_transfer: Iterable[Entry]
+    blocks: Residency, leases: Leases, entries_in_transfer: Iterable[Entry]
 ) -> list[str]:
     expected = Counter(entry for lease in leases for entry in lease.entries)
     expected.update(entries_in_transfer)
+    expected.update(entry for entry in blocks.index if entry.hard_pinned_until is not None)
     entries = set(blocks.index) | blocks.condemned
     problems = [
         f"{entry!r} has {entry.users} users, {expected[entry]} are known"

@@ -10,47 +10,52 @@ if TYPE_CHECKING:
 
 
 class Deadlines:
-    """Deadlines that may move on, of owners that may end before.
+    """Deadlines that may move, of owners that may end before.
 
-    The heap's items may be out of date, so `current` is asked for an owner's deadline as it is
-    now, None for one that has ended.
+    A deadline that moves on costs nothing until its old time comes: `current` is then asked for
+    the deadline as it is, None for an owner that has ended.
     """
 
     def __init__(self, current: Callable[[int], float | None]) -> None:
         self._current = current
         self._heap: list[tuple[float, int]] = []
-        self._live = 0
+        self._queued: dict[int, float] = {}  # which of an owner's tuples counts
 
     def add(self, deadline: float, owner_id: int) -> None:
-        """Watch a new owner's deadline."""
-        heappush(self._heap, (deadline, owner_id))
-        self._live += 1
+        """Watch an owner's deadline, a new one or one that has moved forward in time."""
+        queued = self._queued.get(owner_id)
+        if queued is None or deadline < queued:
+            self._queued[owner_id] = deadline
+            heappush(self._heap, (deadline, owner_id))
 
-    def drop(self) -> None:
-        """An owner has ended before its deadline; its item is forgotten when that is cheap."""
-        self._live -= 1
-        if len(self._heap) > 2 * self._live + 64:
-            self._heap = [item for item in self._heap if self._current(item[1]) is not None]
+    def drop(self, owner_id: int) -> None:
+        """An owner has ended before its deadline."""
+        self._queued.pop(owner_id, None)
+        if len(self._heap) > 2 * len(self._queued) + 64:
+            self._heap = [(deadline, owner) for owner, deadline in self._queued.items()]
             heapify(self._heap)
 
     def next(self) -> float | None:
         """The earliest deadline, or a time before it; None without owners."""
-        while self._heap and self._current(self._heap[0][1]) is None:
-            heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
+        heap = self._heap
+        while heap and self._queued.get(heap[0][1]) != heap[0][0]:
+            heappop(heap)
+        return heap[0][0] if heap else None
 
     def pop_due(self, now: float) -> list[int]:
         """The owners whose deadline has come, earliest first. They are no longer watched."""
         due: list[int] = []
         heap = self._heap
         while heap and heap[0][0] <= now:
-            _, owner_id = heappop(heap)
+            queued, owner_id = heappop(heap)
+            if self._queued.get(owner_id) != queued:
+                continue
+            del self._queued[owner_id]
             deadline = self._current(owner_id)
             if deadline is None:
                 continue
             if deadline > now:
-                heappush(heap, (deadline, owner_id))
+                self.add(deadline, owner_id)
             else:
                 due.append(owner_id)
-                self._live -= 1
         return due

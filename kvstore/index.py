@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from kvstore.messages import BlockSpec
+    from kvstore.policy import Rank
 
 #: How many keys that were dropped are remembered, with the reason.
 HISTORY_ENTRIES = 65_536
@@ -22,22 +23,28 @@ HISTORY_ENTRIES = 65_536
 class Entry:
     """One block that is stored, or is being written.
 
-    `users` counts what protects it from eviction: leases on it, and our own I/O on its slot.
-    `children` counts resident entries whose parent it is.
+    `users` counts what protects it from eviction: leases on it, a hard pin, and our own I/O on its
+    slot. `children` counts resident entries whose parent it is. Deadlines are of the core's clock.
     """
 
     __slots__ = (
         "checksum",
         "children",
         "domain",
+        "entry_id",
+        "expires_at",
+        "hard_pinned_until",
         "hits",
         "is_evictable",
         "is_partial",
-        "is_queued",
+        "is_soft_pinned",
         "key",
+        "leases",
         "length_bytes",
         "parent",
+        "queued_rank",
         "slot",
+        "soft_pinned_until",
         "stamp",
         "token_count",
         "users",
@@ -53,13 +60,19 @@ class Entry:
         self.parent: Entry | None = None
         self.children = 0
         self.users = 0
+        self.leases = 0
         self.hits = 0
+        self.entry_id = 0
+        self.expires_at: float | None = None
+        self.soft_pinned_until = 0.0
+        self.is_soft_pinned = False
+        self.hard_pinned_until: float | None = None  # infinity: until it is unpinned
         self.checksum: int | None = None
         # The policy's own: when it was last used, whether it may leave, and where the policy
         # keeps it.
-        self.stamp = 0
+        self.stamp = 0.0
         self.is_evictable = False
-        self.is_queued = False
+        self.queued_rank: Rank | None = None
 
     def __repr__(self) -> str:
         return f"Entry({self.key.hex()[:12]}, {self.slot!r}, users {self.users})"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from kvstore.deadlines import Deadlines
 from kvstore.messages import LeaseAnswer
 from kvstore.residency import place_of
+from kvstore.types import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,10 +16,11 @@ if TYPE_CHECKING:
     from kvstore.messages import LeaseRequest
     from kvstore.metrics import Counters
     from kvstore.residency import Residency
-    from kvstore.types import Outcome
 
 #: However often it is renewed, no lease lasts longer than this after it was granted.
 LEASE_SECONDS_MAX = 3_600.0
+#: Of a tier, what may be leased at a time: the rest stays open to writers, whatever readers hold.
+LEASED_FRACTION = 0.5
 
 
 class Lease:
@@ -42,15 +44,32 @@ class Leases:
         self._leases: dict[int, Lease] = {}
         self._deadlines = Deadlines(self._deadline_of)
         self._last_id = 0
+        self.leased_bytes = 0  # slots of entries that are leased at least once
+        self.cap_bytes = int(blocks.slots.capacity_bytes * LEASED_FRACTION)
 
     def __iter__(self) -> Iterator[Lease]:
         return iter(self._leases.values())
 
     def grant(
-        self, request: LeaseRequest, entries: list[Entry], reason: Outcome | None, now: float
-    ) -> LeaseAnswer:
-        """Lease `entries`, the longest prefix of what was asked for, and count hit and miss."""
+        self,
+        request: LeaseRequest,
+        entries: list[Entry],
+        reason: Outcome | None,
+        now: float,
+        *,
+        can_wait: bool,
+    ) -> LeaseAnswer | None:
+        """Lease `entries`, the longest prefix of what was asked for, and count hit and miss.
+
+        What would take the leased bytes over their cap is `busy`; None where `can_wait` and a
+        release may make place for it.
+        """
         counters, tier = self._counters, self._blocks.tier
+        fitting = self._fitting(entries)
+        if fitting < len(entries):
+            if can_wait:
+                return None
+            entries, reason = entries[:fitting], Outcome.BUSY
         counters.add("lookup_tokens", request.tokens)
         if reason is not None:
             counters.add("misses", len(request.keys) - len(entries), reason)
@@ -60,6 +79,9 @@ class Leases:
         for entry in entries:
             entry.hits += 1
             tokens += entry.token_count
+            if not entry.leases:
+                self.leased_bytes += entry.slot.size_bytes
+            entry.leases += 1
         counters.add("hit_blocks", len(entries), tier)
         counters.add("hit_tokens", tokens, tier)
         self._blocks.add_users(entries)
@@ -84,7 +106,7 @@ class Leases:
         lease = self._leases.pop(lease_id, None)
         if lease is None:
             return False
-        self._deadlines.drop()
+        self._deadlines.drop(lease_id)
         self._end(lease, "released")
         return True
 
@@ -97,8 +119,22 @@ class Leases:
         """The earliest deadline, or a time before it; None without leases."""
         return self._deadlines.next()
 
+    def _fitting(self, entries: list[Entry]) -> int:
+        """How many of `entries` can be leased within the cap, from the first one on."""
+        room_bytes = self.cap_bytes - self.leased_bytes
+        for position, entry in enumerate(entries):
+            if not entry.leases:
+                room_bytes -= entry.slot.size_bytes
+                if room_bytes < 0:
+                    return position
+        return len(entries)
+
     def _end(self, lease: Lease, reason: str) -> None:
         self._counters.add("ended_leases", 1, reason)
+        for entry in lease.entries:
+            entry.leases -= 1
+            if not entry.leases:
+                self.leased_bytes -= entry.slot.size_bytes
         self._blocks.drop_users(lease.entries)
 
     def _deadline_of(self, lease_id: int) -> float | None:

@@ -94,6 +94,7 @@ class ReserveRequest(NamedTuple):
     """Make room for the blocks from position `start` on.
 
     `blocks[:start]` are there so that writing the tail of a prefix does not evict its beginning.
+    The blocks are gone `expire_seconds` after their commit, if that is given.
     """
 
     domain: bytes
@@ -101,6 +102,7 @@ class ReserveRequest(NamedTuple):
     start: int
     ttl_seconds: float
     wait_seconds: float
+    expire_seconds: float | None
 
 
 class ReserveAnswer(NamedTuple):
@@ -155,6 +157,41 @@ class DeleteAnswer(NamedTuple):
     outcomes: list[Outcome]
 
 
+class PinKind(StrEnum):
+    """How strongly a pinned block is kept."""
+
+    SOFT = "soft"  # evicted after everything that is not pinned
+    HARD = "hard"  # not evicted; counts against the tenant's quota
+
+
+class PinRequest(NamedTuple):
+    """Keep blocks for longer than their use alone would; they outlive the client."""
+
+    domain: bytes
+    keys: Sequence[bytes]
+    kind: PinKind
+    ttl_seconds: float | None  # None: until unpinned, for hard pins only
+
+
+class PinAnswer(NamedTuple):
+    """`ok` for each block that is pinned, else why not: a reason, or `quota`."""
+
+    outcomes: list[Outcome]
+
+
+class UnpinRequest(NamedTuple):
+    """End all pins of blocks."""
+
+    domain: bytes
+    keys: Sequence[bytes]
+
+
+class UnpinAnswer(NamedTuple):
+    """`ok` for each block that was pinned, `absent` for the others."""
+
+    outcomes: list[Outcome]
+
+
 class ScrubRequest(NamedTuple):
     """Read these blocks again, compare their checksums, drop what is corrupt."""
 
@@ -178,6 +215,8 @@ Request = (
     | CommitRequest
     | AbortRequest
     | DeleteRequest
+    | PinRequest
+    | UnpinRequest
     | ScrubRequest
 )
 
@@ -190,6 +229,8 @@ Answer = (
     | CommitAnswer
     | AbortAnswer
     | DeleteAnswer
+    | PinAnswer
+    | UnpinAnswer
     | ScrubAnswer
 )
 

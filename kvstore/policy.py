@@ -2,10 +2,16 @@
 
 A policy orders; it never decides whether a block may leave. The core hands it the blocks that
 nothing protects, takes victims from it, and tells it about each use.
+
+The order has two parts, compared from left to right:
+
+    rung     what kind of protection a block has left (`Rung`): the core's ladder, the same for all
+    stamp    when it was used, in the policy's own reckoning
 """
 
 from __future__ import annotations
 
+from enum import IntEnum
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,8 +20,15 @@ if TYPE_CHECKING:
 
     from kvstore.index import Entry
 
-#: Stamps below 0 are those of final partial blocks that were never hit: they leave first.
-_UNHIT_PARTIAL = -(2**62)
+Rank = tuple[int, float]
+
+
+class Rung(IntEnum):
+    """The protection ladder, as far as eviction goes: leased and hard-pinned blocks are above."""
+
+    UNHIT_PARTIAL = 0  # a final partial block that nobody has hit: only the same prompt ever will
+    PLAIN = 1
+    SOFT_PIN = 2
 
 
 class Policy(Protocol):
@@ -23,12 +36,16 @@ class Policy(Protocol):
 
     name: str
 
+    def rank(self, entry: Entry) -> Rank:
+        """Where `entry` stands: the lowest rank leaves first."""
+        ...
+
     def touch(self, entries: Sequence[Entry]) -> None:
         """`entries`, a run of one prefix in prefix order, were committed or used just now."""
         ...
 
     def add(self, entry: Entry) -> None:
-        """Nothing protects `entry` any more. The caller may add again what was added before."""
+        """Nothing protects `entry`, or its rank has changed. Adding again does no harm."""
         ...
 
     def remove(self, entry: Entry) -> None:
@@ -36,7 +53,10 @@ class Policy(Protocol):
         ...
 
     def pop_victim(self) -> Entry | None:
-        """Take out the block that should leave first; None where nothing may leave."""
+        """The block that should leave first, and after it the next; None where nothing may.
+
+        It is still evictable: the caller removes it, or adds it again to keep it.
+        """
         ...
 
 
@@ -45,29 +65,40 @@ class LruPolicy:
 
     A prefix is worth nothing without its beginning, so its blocks are stamped from last to first,
     and a block with resident children waits until they are gone; only when nothing else is left
-    (its children are leased) does it go before them. A final partial block leaves first of all
-    until somebody has hit it: nothing but the very same prompt ever will.
+    (its children are protected) does it go before them.
 
-    The queue is a heap of (stamp when queued, entry), put right when popped: using a block costs
+    The queue is a heap of (rank when queued, entry), put right when popped: using a block costs
     one store, and each use at most one more push.
     """
 
     name = "lru"
 
+    #: Whether final partial blocks that were never hit leave before all others.
+    partial_first = True
+    #: Whether blocks with resident children wait.
+    children_first = True
+
     def __init__(self) -> None:
-        self._clock = 0
+        self._clock = 0.0
         self._pushes = 0
-        self._queue: list[tuple[int, int, Entry]] = []  # one tuple an entry at the most
+        self._queue: list[tuple[Rank, int, Entry]] = []
         self._evictable = 0
         self._parents: dict[Entry, None] = {}
+
+    def rank(self, entry: Entry) -> Rank:
+        """The rung, then the last use."""
+        if entry.is_soft_pinned:
+            return Rung.SOFT_PIN, entry.stamp
+        if self.partial_first and entry.is_partial and not entry.hits:
+            return Rung.UNHIT_PARTIAL, entry.stamp
+        return Rung.PLAIN, entry.stamp
 
     def touch(self, entries: Sequence[Entry]) -> None:
         """Stamp from last to first, so that the root is the most recent."""
         clock = self._clock
         for entry in reversed(entries):
-            clock += 1
-            unhit_partial = entry.is_partial and not entry.hits
-            entry.stamp = clock + _UNHIT_PARTIAL if unhit_partial else clock
+            clock += 1.0
+            entry.stamp = clock
         self._clock = clock
 
     def add(self, entry: Entry) -> None:
@@ -75,12 +106,13 @@ class LruPolicy:
         if not entry.is_evictable:
             entry.is_evictable = True
             self._evictable += 1
-        if entry.children:
+        if entry.children and self.children_first:
             self._parents[entry] = None
             return
         self._parents.pop(entry, None)
-        if not entry.is_queued:
-            self._push(entry)
+        rank = self.rank(entry)
+        if entry.queued_rank is None or rank < entry.queued_rank:
+            self._push(entry, rank)
 
     def remove(self, entry: Entry) -> None:
         """Forget an entry; its tuple in the queue is passed over when it comes up."""
@@ -92,32 +124,65 @@ class LruPolicy:
                 self._compact()
 
     def pop_victim(self) -> Entry | None:
-        """The leaf that was used longest ago; failing that, the parent set aside first."""
+        """The leaf of the lowest rank; failing that, the parent that was set aside first."""
         while self._queue:
-            stamp, _, entry = heappop(self._queue)
-            entry.is_queued = False
+            queued_rank, _, entry = heappop(self._queue)
+            if queued_rank != entry.queued_rank:
+                continue  # queued again since, with a lower rank
+            entry.queued_rank = None
             if not entry.is_evictable:
                 continue
-            if entry.children:
+            rank = self.rank(entry)
+            if entry.children and self.children_first:
                 self._parents[entry] = None
-            elif entry.stamp != stamp:
-                self._push(entry)
+            elif rank != queued_rank:
+                self._push(entry, rank)
             else:
-                self.remove(entry)
                 return entry
         for entry in self._parents:
-            self.remove(entry)
+            del self._parents[entry]
             return entry
         return None
 
-    def _push(self, entry: Entry) -> None:
+    def _push(self, entry: Entry, rank: Rank) -> None:
         # The count breaks ties, so that entries themselves are never compared.
         self._pushes += 1
-        entry.is_queued = True
-        heappush(self._queue, (entry.stamp, self._pushes, entry))
+        entry.queued_rank = rank
+        heappush(self._queue, (rank, self._pushes, entry))
 
     def _compact(self) -> None:
-        for _, _, entry in self._queue:
-            entry.is_queued = entry.is_evictable
-        self._queue = [item for item in self._queue if item[2].is_evictable]
+        kept = []
+        for item in self._queue:
+            rank, _, entry = item
+            if rank != entry.queued_rank:
+                continue
+            if entry.is_evictable:
+                kept.append(item)
+            else:
+                entry.queued_rank = None
+        self._queue = kept
         heapify(self._queue)
+
+
+class LruRPolicy(LruPolicy):
+    """`lru` without a rule for partial blocks: the reference that traces are measured with."""
+
+    name = "lru-r"
+    partial_first = False
+
+
+class LruNPolicy(LruPolicy):
+    """One list of blocks, each touched on its own from first to last: what a plain LRU does.
+
+    It evicts the beginning of a prefix before its tail, which strands the tail. For comparison.
+    """
+
+    name = "lru-n"
+    partial_first = False
+    children_first = False
+
+    def touch(self, entries: Sequence[Entry]) -> None:
+        """Stamp from first to last."""
+        for entry in entries:
+            self._clock += 1.0
+            entry.stamp = self._clock

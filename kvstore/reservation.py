@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvstore.messages import BlockSpec, ReserveRequest
     from kvstore.metrics import Counters
     from kvstore.residency import Residency
+    from kvstore.retention import Retention
 
 
 class ReservationState(StrEnum):
@@ -42,14 +43,22 @@ class Reservation:
         "committed",
         "deadline",
         "entries",
+        "expire_seconds",
         "outcomes",
         "prefix",
         "reservation_id",
         "state",
     )
 
-    def __init__(self, reservation_id: int, prefix: list[Entry], deadline: float) -> None:
+    def __init__(
+        self,
+        reservation_id: int,
+        prefix: list[Entry],
+        deadline: float,
+        expire_seconds: float | None,
+    ) -> None:
         self.reservation_id = reservation_id
+        self.expire_seconds = expire_seconds  # the TTL of its blocks, from their commit on
         self.prefix = prefix  # resident blocks before the first position
         self.entries: list[Entry | None] = []
         self.outcomes: list[Outcome] = []
@@ -81,8 +90,9 @@ class Reservation:
 class Reservations:
     """All reservations of a core."""
 
-    def __init__(self, blocks: Residency, counters: Counters) -> None:
+    def __init__(self, blocks: Residency, retention: Retention, counters: Counters) -> None:
         self._blocks = blocks
+        self._retention = retention
         self._counters = counters
         self._reservations: dict[int, Reservation] = {}
         self._deadlines = Deadlines(self._deadline_of)
@@ -109,7 +119,8 @@ class Reservations:
             blocks.drop_users(protected)
             return None
         self._last_id += 1
-        reservation = Reservation(self._last_id, prefix, now + request.ttl_seconds)
+        deadline = now + request.ttl_seconds
+        reservation = Reservation(self._last_id, prefix, deadline, request.expire_seconds)
         for spec, entry in batch:
             self._reserve_one(domain, spec, entry, reservation)
         blocks.drop_users(protected)
@@ -117,7 +128,7 @@ class Reservations:
         self._deadlines.add(reservation.deadline, reservation.reservation_id)
         return reservation.answer()
 
-    def commit(self, reservation_id: int, count: int) -> list[Entry] | None:
+    def commit(self, reservation_id: int, count: int, now: float) -> list[Entry] | None:
         """Make the first `count` positions visible and return the writer's own among them.
 
         Each comes with one user counted, the caller's. None: it has ended, nothing is visible,
@@ -133,6 +144,8 @@ class Reservations:
         published = reservation.granted(reservation.committed, count)
         for entry in published:
             self._blocks.publish(entry)
+            if reservation.expire_seconds is not None:
+                self._retention.expire_at(entry, now + reservation.expire_seconds)
             self._counters.add("stored_blocks", 1, self._blocks.tier)
             self._counters.add("stored_bytes", entry.length_bytes, self._blocks.tier)
         reservation.committed = count
@@ -186,7 +199,7 @@ class Reservations:
         del self._reservations[reservation.reservation_id]
         self._counters.add("ended_reservations", 1, reason)
         if reservation.state is ReservationState.OPEN:
-            self._deadlines.drop()
+            self._deadlines.drop(reservation.reservation_id)
             for entry in reservation.uncommitted():
                 self._blocks.withdraw(entry, is_held=False)
         else:

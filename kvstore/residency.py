@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvstore.index import Entry, Index
+from kvstore.plan import choose_victims
 from kvstore.slots import Slot, Slots, SlotState, slot_size_bytes
 from kvstore.types import Outcome, Place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from kvstore.messages import BlockSpec
     from kvstore.metrics import Counters
@@ -31,6 +32,9 @@ class Residency:
         self.reclaimable_bytes = 0  # slots of ready blocks that nobody uses
         self._policy = policy
         self._counters = counters
+        self._last_entry_id = 0
+        #: Told of each ready entry that is about to leave.
+        self.before_drop: Callable[[Entry], None] = _nothing
 
     # -- finding -----------------------------------------------------------------------------
 
@@ -71,6 +75,11 @@ class Residency:
                 self.condemned.remove(entry)
                 self.slots.free(entry.slot)
 
+    def rerank(self, entry: Entry) -> None:
+        """The rank of an entry has changed by other means than its use."""
+        if entry.is_evictable:
+            self._policy.add(entry)
+
     def touch(self, entries: Sequence[Entry]) -> None:
         """These blocks of one prefix, in prefix order, were used."""
         self._policy.touch(entries)
@@ -90,6 +99,9 @@ class Residency:
         if slot is None:
             return None
         entry = Entry(domain, spec, slot)
+        self._last_entry_id += 1
+        entry.entry_id = self._last_entry_id
+        slot.entry = entry
         self.index.insert(entry, spec.parent_key)
         return entry
 
@@ -109,8 +121,11 @@ class Residency:
 
     def drop(self, entry: Entry, reason: Outcome | None) -> None:
         """Hide a ready entry at once; free it now or after its last user. None: deleted."""
+        self.before_drop(entry)
         self._unlink(entry, reason)
         label = "deleted" if reason is None else reason
+        if not entry.hits:
+            self._counters.add("evicted_before_first_read", 1, label)
         self._counters.add("dropped_blocks", 1, label)
         self._counters.add("dropped_bytes", entry.length_bytes, label)
         if entry.users:
@@ -121,6 +136,17 @@ class Residency:
             self._policy.remove(entry)
             self.slots.free(entry.slot)
 
+    def trim(self, low_bytes: int, blocks_max: int) -> bool:
+        """Evict down to `low_bytes` in use, at most `blocks_max` blocks; True if there are more."""
+        for _ in range(blocks_max):
+            if self.slots.capacity_bytes - self.slots.free_bytes <= low_bytes:
+                return False
+            victim = self._policy.pop_victim()
+            if victim is None:
+                return False
+            self.drop(victim, Outcome.EVICTED)
+        return True
+
     def _unlink(self, entry: Entry, reason: Outcome | None) -> None:
         self.index.remove(entry, reason)
         parent = entry.parent
@@ -128,16 +154,17 @@ class Residency:
             self._policy.add(parent)  # it has become a leaf
 
     def _make_room(self, length_bytes: int) -> Slot | None:
-        if slot_size_bytes(length_bytes) > self.obtainable_bytes():
-            return None
         slot = self.slots.grant(length_bytes)
-        while slot is None:
-            victim = self._policy.pop_victim()
-            if victim is None:
-                return None  # enough bytes, but what is protected lies between them
+        size = slot_size_bytes(length_bytes)
+        if slot is not None or size > self.obtainable_bytes():
+            return slot
+        for victim in choose_victims(self.slots, self._policy, size):
             self.drop(victim, Outcome.EVICTED)
-            slot = self.slots.grant(length_bytes)
-        return slot
+        return self.slots.grant(length_bytes)
+
+
+def _nothing(_: Entry) -> None:
+    pass
 
 
 def place_of(entry: Entry) -> Place:

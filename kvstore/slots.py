@@ -12,9 +12,13 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, insort
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from kvstore.errors import InvariantViolated
 from kvstore.types import SLOT_ALIGNMENT_BYTES
+
+if TYPE_CHECKING:
+    from kvstore.index import Entry
 
 
 class SlotState(StrEnum):
@@ -29,13 +33,19 @@ class SlotState(StrEnum):
 class Slot:
     """A granted extent: `size_bytes` from `offset_bytes`, both multiples of 4 KiB."""
 
-    __slots__ = ("generation", "offset_bytes", "size_bytes", "state")
+    __slots__ = ("entry", "generation", "offset_bytes", "size_bytes", "state")
 
     def __init__(self, offset_bytes: int, size_bytes: int, generation: int) -> None:
         self.offset_bytes = offset_bytes
         self.size_bytes = size_bytes
         self.generation = generation
         self.state = SlotState.RESERVED
+        self.entry: Entry | None = None  # the block that lies here
+
+    @property
+    def end_bytes(self) -> int:
+        """The first offset behind the slot."""
+        return self.offset_bytes + self.size_bytes
 
     def __repr__(self) -> str:
         return (
@@ -64,6 +74,7 @@ class Slots:
         self.generations = array("Q", bytes(8 * units))
         self._last_generation = 0
         self._granted: dict[int, Slot] = {}  # by offset
+        self._granted_by_end: dict[int, Slot] = {}
         self._bytes = dict.fromkeys(SlotState, 0)
         # Free extents, three views of one set: where each starts, where each ends, and by size.
         self._size_at: dict[int, int] = {}
@@ -102,6 +113,7 @@ class Slots:
             self._add_extent(start + size, extent_size - size)
         slot = Slot(start, size, self._next_generation(start))
         self._granted[start] = slot
+        self._granted_by_end[start + size] = slot
         self._bytes[SlotState.RESERVED] += size
         return slot
 
@@ -123,6 +135,7 @@ class Slots:
         self._bytes[slot.state] -= size
         self._next_generation(start)
         end = start + size
+        del self._granted_by_end[end]
         size_after = self._size_at.get(end)
         if size_after is not None:
             self._remove_extent(end, size_after)
@@ -133,6 +146,22 @@ class Slots:
             size += start - start_before
             start = start_before
         self._add_extent(start, size)
+
+    def free_before(self, offset_bytes: int) -> int:
+        """Bytes of the free extent that ends at `offset_bytes`; 0 where there is none."""
+        return offset_bytes - self._start_of_end.get(offset_bytes, offset_bytes)
+
+    def free_after(self, offset_bytes: int) -> int:
+        """Bytes of the free extent that starts at `offset_bytes`; 0 where there is none."""
+        return self._size_at.get(offset_bytes, 0)
+
+    def slot_before(self, offset_bytes: int) -> Slot | None:
+        """The slot that ends at `offset_bytes`."""
+        return self._granted_by_end.get(offset_bytes)
+
+    def slot_after(self, offset_bytes: int) -> Slot | None:
+        """The slot that starts at `offset_bytes`."""
+        return self._granted.get(offset_bytes)
 
     def granted(self) -> list[Slot]:
         """All slots, by offset."""

@@ -33,6 +33,8 @@ from kvstore.messages import (
     LeaseRequest,
     MatchAnswer,
     MatchRequest,
+    PinAnswer,
+    PinRequest,
     ReleaseAnswer,
     ReleaseRequest,
     RenewAnswer,
@@ -44,10 +46,13 @@ from kvstore.messages import (
     Step,
     Transfer,
     TransferKind,
+    UnpinAnswer,
+    UnpinRequest,
 )
 from kvstore.metrics import Counters
 from kvstore.reservation import Reservations
 from kvstore.residency import Residency, place_of
+from kvstore.retention import Retention
 from kvstore.slots import SlotState
 from kvstore.types import Outcome
 
@@ -59,6 +64,20 @@ if TYPE_CHECKING:
     from kvstore.index import Entry
     from kvstore.policy import Policy
     from kvstore.slots import Slots
+
+
+class Watermarks(NamedTuple):
+    """Fractions of a tier: when to begin to evict without being asked, and when to stop."""
+
+    high: float
+    low: float
+
+
+#: Room is made when somebody needs it, and not before.
+NO_WATERMARKS = Watermarks(1.0, 1.0)
+
+#: Evictions in one step; the next step is due at once if that was not enough.
+_TRIM_BLOCKS = 64
 
 
 class _Waiting(NamedTuple):
@@ -83,21 +102,32 @@ class Core:
     """The state of one process's tiers: today one, in memory.
 
     `clock` is asked for the time and never waited on. `slots` describes the tier's bytes, which
-    this class never sees.
+    this class never sees. Above the high watermark it evicts by itself, down to the low one.
     """
 
-    def __init__(self, clock: Clock, slots: Slots, policy: Policy, tier: str = "dram") -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        slots: Slots,
+        policy: Policy,
+        *,
+        tier: str = "dram",
+        watermarks: Watermarks = NO_WATERMARKS,
+    ) -> None:
         self.counters = Counters()
         self._clock = clock
         self._blocks = Residency(slots, policy, self.counters, tier)
+        self._watermarks = watermarks
+        self._retention = Retention(self._blocks)
         self._leases = Leases(self._blocks, self.counters)
-        self._reservations = Reservations(self._blocks, self.counters)
+        self._reservations = Reservations(self._blocks, self._retention, self.counters)
         self._transfers: dict[int, tuple[Entry, TransferKind, int]] = {}
         self._scrubs: dict[int, _Scrub] = {}
         self._last_transfer_id = 0
         # First come, first served: dicts keep their order.
         self._waiting_for_blocks: dict[int, _Waiting] = {}
         self._waiting_for_room: dict[int, _Waiting] = {}
+        self._must_trim = False
         self._step = Step([], [])
         self._handlers: dict[type, Callable[[int, Request, float], None]] = {
             MatchRequest: self._begin_waitable,
@@ -108,6 +138,8 @@ class Core:
             CommitRequest: self._commit,
             AbortRequest: self._abort,
             DeleteRequest: self._delete,
+            PinRequest: self._pin,
+            UnpinRequest: self._unpin,
             ScrubRequest: self._scrub,
         }
 
@@ -137,7 +169,10 @@ class Core:
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do, at the earliest; None if never."""
-        times = [self._leases.next_deadline(), self._reservations.next_deadline()]
+        if self._must_trim:
+            return self._clock.now()
+        holders = (self._leases, self._reservations, self._retention)
+        times = [holder.next_deadline() for holder in holders]
         for waiting in (self._waiting_for_blocks, self._waiting_for_room):
             times.extend(item.deadline for item in waiting.values())
         return min((time for time in times if time is not None), default=None)
@@ -154,6 +189,7 @@ class Core:
         return audit(
             blocks=self._blocks,
             leases=self._leases,
+            retention=self._retention,
             reservations=self._reservations,
             entries_in_transfer=[entry for entry, _, _ in self._transfers.values()],
         )
@@ -182,9 +218,17 @@ class Core:
     def _finish(self, now: float) -> Step:
         if self._waiting_for_blocks or self._waiting_for_room:
             self._retry_waiting(now)
+        self._trim()
         step = self._step
         self._step = Step([], [])
         return step
+
+    def _trim(self) -> None:
+        slots, (high, low) = self._blocks.slots, self._watermarks
+        used_bytes = slots.capacity_bytes - slots.free_bytes
+        if self._must_trim or used_bytes > high * slots.capacity_bytes:
+            low_bytes = int(low * slots.capacity_bytes)
+            self._must_trim = self._blocks.trim(low_bytes, _TRIM_BLOCKS)
 
     def _answer(self, request_id: int, answer: Answer) -> None:
         self._step.answers.append((request_id, answer))
@@ -211,7 +255,7 @@ class Core:
         if reason is Outcome.PENDING and not is_final:
             return None
         if isinstance(request, LeaseRequest):
-            return self._leases.grant(request, entries, reason, now)
+            return self._leases.grant(request, entries, reason, now, can_wait=not is_final)
         by_tier = {self._blocks.tier: len(entries)} if entries else {}
         return MatchAnswer(len(entries), by_tier, reason)
 
@@ -232,6 +276,7 @@ class Core:
     def _expire(self, now: float) -> None:
         self._leases.expire(now)
         self._reservations.expire(now)
+        self._retention.expire(now)
         for waiting in (self._waiting_for_blocks, self._waiting_for_room):
             due = [request_id for request_id, item in waiting.items() if item.deadline <= now]
             for request_id in due:
@@ -252,10 +297,10 @@ class Core:
             self.counters.add("copied_blocks", blocks, outcome)
         self._answer(request_id, ReleaseAnswer(self._leases.release(request.lease_id)))
 
-    def _commit(self, request_id: int, request: Request, _now: float) -> None:
+    def _commit(self, request_id: int, request: Request, now: float) -> None:
         request = cast("CommitRequest", request)
         self.counters.add("differing_puts", request.differing_puts)
-        published = self._reservations.commit(request.reservation_id, request.blocks)
+        published = self._reservations.commit(request.reservation_id, request.blocks, now)
         for entry in published or ():
             self._start_transfer(TransferKind.CHECKSUM, entry, request_id)
         outcome = Outcome.EXPIRED if published is None else Outcome.OK
@@ -274,6 +319,13 @@ class Core:
                 self._blocks.drop(entry, None)
             outcomes.append(Outcome.ABSENT if entry is None else Outcome.OK)
         self._answer(request_id, DeleteAnswer(outcomes))
+
+    def _pin(self, request_id: int, request: Request, now: float) -> None:
+        self._answer(request_id, PinAnswer(self._retention.pin(cast("PinRequest", request), now)))
+
+    def _unpin(self, request_id: int, request: Request, _now: float) -> None:
+        outcomes = self._retention.unpin(cast("UnpinRequest", request))
+        self._answer(request_id, UnpinAnswer(outcomes))
 
     # -- transfers ---------------------------------------------------------------------------
 

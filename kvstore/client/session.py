@@ -25,7 +25,10 @@ from kvstore.messages import (
     DeleteRequest,
     LeaseRequest,
     MatchRequest,
+    PinKind,
+    PinRequest,
     ReserveRequest,
+    UnpinRequest,
 )
 from kvstore.tiers.base import Piece
 from kvstore.types import Found, Outcome
@@ -37,7 +40,14 @@ if TYPE_CHECKING:
     from kvstore.client.link import Link
     from kvstore.keys import Namespace
     from kvstore.layout import Part
-    from kvstore.messages import DeleteAnswer, LeaseAnswer, MatchAnswer, ReserveAnswer
+    from kvstore.messages import (
+        DeleteAnswer,
+        LeaseAnswer,
+        MatchAnswer,
+        PinAnswer,
+        ReserveAnswer,
+        UnpinAnswer,
+    )
     from kvstore.types import BlockKey
 
 LEASE_SECONDS = 30.0
@@ -98,7 +108,7 @@ class Session:
             self._domain,
             storage_keys,
             sum([key.token_count for key in keys]),
-            _ttl_seconds(ttl_seconds),
+            _ttl_seconds("ttl", ttl_seconds),
             _seconds("wait", wait_seconds),
         )
         answer = cast("LeaseAnswer", self._link.call(request))
@@ -113,10 +123,12 @@ class Session:
         start: int = 0,
         ttl_seconds: float = LEASE_SECONDS,
         wait_seconds: float = PUT_WAIT_SECONDS,
+        expire_seconds: float | None = None,
     ) -> Reservation:
         """Make room for `keys[start:]`, to be filled in place and committed.
 
-        Waits up to `wait_seconds` for room; then takes what fits, from the first block on. Give
+        The reservation ends after `ttl_seconds`, the blocks `expire_seconds` after their commit
+        (None: when they are evicted). Waits up to `wait_seconds` for room; then takes what fits, from the first block on. Give
         the whole prefix and `start`, so that room for its tail is not made at its own expense.
         """
         if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= len(keys):
@@ -139,8 +151,9 @@ class Session:
             self._domain,
             blocks,
             start,
-            _ttl_seconds(ttl_seconds),
+            _ttl_seconds("ttl", ttl_seconds),
             _seconds("wait", wait_seconds),
+            None if expire_seconds is None else _ttl_seconds("expire", expire_seconds),
         )
         reservation = Reservation(self._link, cast("ReserveAnswer", self._link.call(request)))
         self._open.add(reservation)
@@ -153,15 +166,20 @@ class Session:
         *,
         start: int = 0,
         wait_seconds: float = PUT_WAIT_SECONDS,
+        expire_seconds: float | None = None,
     ) -> list[Outcome]:
         """Store copies of `blocks`, the contents of `keys[start:]`; one outcome each.
+
+        They are gone `expire_seconds` after their commit, if that is given.
 
         `ok`, or `present` where the key was stored before: the first contents stay, and others are
         counted as `differing_puts`. A refused block (`full`, `pending`) is worth another try
         later. The buffers stay the caller's and are not used after the call.
         """
         sources = self._sources(keys, blocks, start)
-        with self.reserve(keys, start=start, wait_seconds=wait_seconds) as reservation:
+        with self.reserve(
+            keys, start=start, wait_seconds=wait_seconds, expire_seconds=expire_seconds
+        ) as reservation:
             outcomes = list(reservation.outcomes)
             batch = []
             differing = 0
@@ -213,6 +231,37 @@ class Session:
         self._check_open()
         request = DeleteRequest(self._domain, self._keys_of.keys(keys))
         return cast("DeleteAnswer", self._link.call(request)).outcomes
+
+    def pin(
+        self,
+        keys: Sequence[BlockKey],
+        *,
+        kind: str = PinKind.SOFT,
+        ttl_seconds: float | None = None,
+    ) -> list[Outcome]:
+        """Keep blocks beyond their use; `ok` each, or why not.
+
+        A `soft` pin lets them be evicted after all others; it ends after `ttl_seconds`, at the
+        latest after 30 days. A `hard` pin keeps them until `unpin`, or for `ttl_seconds`, against
+        the tenant's quota (`quota` beyond it). Pins outlive the session, and reading a block does
+        not prolong them; pinning it again does, and never shortens.
+        """
+        self._check_open()
+        if kind not in tuple(PinKind):
+            raise InvalidRequest(f"kind is {kind!r}: allowed are 'soft' and 'hard'")
+        request = PinRequest(
+            self._domain,
+            self._keys_of.keys(keys),
+            PinKind(kind),
+            None if ttl_seconds is None else _ttl_seconds("ttl", ttl_seconds),
+        )
+        return cast("PinAnswer", self._link.call(request)).outcomes
+
+    def unpin(self, keys: Sequence[BlockKey]) -> list[Outcome]:
+        """End all pins of blocks; `ok` each, or `absent` where there was none."""
+        self._check_open()
+        request = UnpinRequest(self._domain, self._keys_of.keys(keys))
+        return cast("UnpinAnswer", self._link.call(request)).outcomes
 
     def close(self) -> None:
         """Release the session's leases and abort its reservations.
@@ -277,8 +326,8 @@ def _seconds(name: str, value: float) -> float:
     return float(value)
 
 
-def _ttl_seconds(value: float) -> float:
-    seconds = _seconds("ttl", value)
-    if not math.isfinite(seconds) or seconds <= 0:
-        raise InvalidRequest(f"ttl_seconds is {value!r}: it must be more than 0")
-    return seconds
+def _ttl_seconds(name: str, value: float) -> float:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value <= 0:
+        raise InvalidRequest(f"{name}_seconds is {value!r}: it must be a number above 0")
+    return float(value)

@@ -1,0 +1,83 @@
+"""Which blocks leave so that a new one fits.
+
+Blocks differ in size and a slot is one run of bytes, so the oldest blocks alone may free many bytes
+and no room: sixteen holes of 64 KiB do not hold 1 MiB. What leaves is therefore a *run* of
+neighbours, grown around a block whose turn it is:
+
+      | hot | warm | free | OLD | free | cold | hot |
+                   |<------- run of OLD -->|             as long as the new block, or a bit longer
+
+It evicts hardly more bytes than were asked for, of any size, and neighbours are mostly of one age,
+having been written together. Where all blocks have one size a run is one block: plain policy order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from kvstore.index import Entry
+    from kvstore.policy import Policy, Rank
+    from kvstore.slots import Slots
+
+#: How many blocks whose turn it is are tried as the middle of a run, if one does not make room.
+SEEDS = 8
+
+
+class _Run(NamedTuple):
+    entries: list[Entry]
+    highest_rank: Rank  # of its most valuable block: what evicting it costs
+
+
+def choose_victims(slots: Slots, policy: Policy, size_bytes: int) -> list[Entry]:
+    """The blocks to evict so that `size_bytes` fit in one piece; [] where nothing helps.
+
+    Of several runs, the one whose highest rank is the lowest. No block leaves while one on a lower
+    rung of the ladder could make the room. The caller drops what is returned.
+    """
+    best: _Run | None = None
+    tried: list[Entry] = []
+    while best is None or len(tried) < SEEDS:
+        seed = policy.pop_victim()
+        if seed is None:
+            break
+        tried.append(seed)
+        run = _grow(slots, policy, seed, size_bytes)
+        if run is not None and (best is None or run.highest_rank < best.highest_rank):
+            best = run
+        if run is not None and len(run.entries) == 1:
+            break  # no later seed has a lower rank
+    victims = [] if best is None else best.entries
+    for entry in tried:
+        if entry not in victims:
+            policy.add(entry)
+    return victims
+
+
+def _grow(slots: Slots, policy: Policy, seed: Entry, size_bytes: int) -> _Run | None:
+    """The run around `seed`, extended towards the older neighbour; None if it is fenced in."""
+    entries = [seed]
+    highest = policy.rank(seed)
+    rung = highest[0]
+    start = seed.slot.offset_bytes
+    end = seed.slot.end_bytes
+    start -= slots.free_before(start)
+    end += slots.free_after(end)
+    while end - start < size_bytes:
+        sides = [
+            (policy.rank(slot.entry), slot.entry)
+            for slot in (slots.slot_before(start), slots.slot_after(end))
+            if slot is not None and slot.entry is not None and slot.entry.is_evictable
+        ]
+        rank, older = min(sides, key=lambda side: side[0], default=(highest, None))
+        if older is None or rank[0] > rung:
+            return None
+        entries.append(older)
+        highest = max(highest, rank)
+        if older.slot.offset_bytes < start:
+            start = older.slot.offset_bytes
+            start -= slots.free_before(start)
+        else:
+            end = older.slot.end_bytes
+            end += slots.free_after(end)
+    return _Run(entries, highest)

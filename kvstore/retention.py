@@ -1,0 +1,146 @@
+"""How long blocks are kept, apart from their use: TTLs and pins.
+
+A pin belongs to the tenant and outlives the client that set it. Reading a block never revives a
+pin or a TTL that has run out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from kvstore.deadlines import Deadlines
+from kvstore.messages import PinKind
+from kvstore.types import Outcome
+
+if TYPE_CHECKING:
+    from kvstore.index import Entry
+    from kvstore.messages import PinRequest, UnpinRequest
+    from kvstore.residency import Residency
+
+#: Of a tier, what the hard pins of one tenant may take up.
+HARD_PIN_FRACTION = 0.25
+#: No pin with a TTL lasts longer than this after it was set or renewed.
+PIN_SECONDS_MAX = 30 * 24 * 3_600.0
+
+
+class Retention:
+    """The deadlines of a tier's blocks, and who has pinned how much."""
+
+    def __init__(self, blocks: Residency, hard_pin_fraction: float = HARD_PIN_FRACTION) -> None:
+        self.quota_bytes = int(blocks.slots.capacity_bytes * hard_pin_fraction)
+        self.hard_pinned_bytes: Counter[bytes] = Counter()  # by domain
+        self._blocks = blocks
+        self._watched: dict[int, Entry] = {}  # by entry id: whatever has a deadline
+        self._deadlines = Deadlines(self._deadline_of)
+        blocks.before_drop = self._forget
+
+    def expire_at(self, entry: Entry, expires_at: float) -> None:
+        """Drop a ready block at that time, whoever uses it."""
+        entry.expires_at = expires_at
+        self._watch(entry)
+
+    def pin(self, request: PinRequest, now: float) -> list[Outcome]:
+        """Pin what is there; one outcome a key. Pinning again never shortens a pin."""
+        outcomes = []
+        for key in request.keys:
+            entry = self._blocks.find_ready(request.domain, key)
+            if entry is None:
+                outcomes.append(self._blocks.index.why_missing(request.domain, key))
+            elif request.kind is PinKind.HARD:
+                outcomes.append(self._pin_hard(entry, request.ttl_seconds, now))
+            else:
+                outcomes.append(self._pin_soft(entry, request.ttl_seconds, now))
+        return outcomes
+
+    def unpin(self, request: UnpinRequest) -> list[Outcome]:
+        """End both kinds of pin."""
+        outcomes = []
+        for key in request.keys:
+            entry = self._blocks.find_ready(request.domain, key)
+            is_pinned = entry is not None and (
+                entry.is_soft_pinned or entry.hard_pinned_until is not None
+            )
+            if entry is not None and is_pinned:
+                self._unpin_soft(entry)
+                self._unpin_hard(entry)
+            outcomes.append(Outcome.OK if is_pinned else Outcome.ABSENT)
+        return outcomes
+
+    def expire(self, now: float) -> None:
+        """Do what is due: end pins, drop blocks whose TTL has run out."""
+        for entry_id in self._deadlines.pop_due(now):
+            entry = self._watched.pop(entry_id)
+            if entry.expires_at is not None and entry.expires_at <= now:
+                self._blocks.drop(entry, Outcome.EXPIRED)
+                continue
+            if entry.is_soft_pinned and entry.soft_pinned_until <= now:
+                self._unpin_soft(entry)
+            if entry.hard_pinned_until is not None and entry.hard_pinned_until <= now:
+                self._unpin_hard(entry)
+            self._watch(entry)
+
+    def next_deadline(self) -> float | None:
+        """The earliest deadline, or a time before it; None where no block has one."""
+        return self._deadlines.next()
+
+    def _pin_soft(self, entry: Entry, ttl_seconds: float | None, now: float) -> Outcome:
+        until = now + min(PIN_SECONDS_MAX if ttl_seconds is None else ttl_seconds, PIN_SECONDS_MAX)
+        entry.soft_pinned_until = max(entry.soft_pinned_until, until)
+        entry.is_soft_pinned = True
+        self._watch(entry)
+        return Outcome.OK
+
+    def _pin_hard(self, entry: Entry, ttl_seconds: float | None, now: float) -> Outcome:
+        until = math.inf if ttl_seconds is None else now + min(ttl_seconds, PIN_SECONDS_MAX)
+        if entry.hard_pinned_until is not None:
+            entry.hard_pinned_until = max(entry.hard_pinned_until, until)
+            self._watch(entry)
+            return Outcome.OK
+        size = entry.slot.size_bytes
+        if self.hard_pinned_bytes[entry.domain] + size > self.quota_bytes:
+            return Outcome.QUOTA
+        self.hard_pinned_bytes[entry.domain] += size
+        entry.hard_pinned_until = until
+        self._blocks.add_users((entry,))
+        self._watch(entry)
+        return Outcome.OK
+
+    def _unpin_soft(self, entry: Entry) -> None:
+        entry.is_soft_pinned = False
+        entry.soft_pinned_until = 0.0
+        self._blocks.rerank(entry)
+
+    def _unpin_hard(self, entry: Entry) -> None:
+        if entry.hard_pinned_until is not None:
+            entry.hard_pinned_until = None
+            self.hard_pinned_bytes[entry.domain] -= entry.slot.size_bytes
+            self._blocks.drop_users((entry,))
+
+    def _forget(self, entry: Entry) -> None:
+        """A block is about to leave."""
+        if self._watched.pop(entry.entry_id, None) is not None:
+            self._deadlines.drop(entry.entry_id)
+        self._unpin_hard(entry)
+
+    def _watch(self, entry: Entry) -> None:
+        deadline = _next_of(entry)
+        if deadline is None:
+            return
+        self._watched[entry.entry_id] = entry
+        self._deadlines.add(deadline, entry.entry_id)
+
+    def _deadline_of(self, entry_id: int) -> float | None:
+        entry = self._watched.get(entry_id)
+        return None if entry is None else _next_of(entry)
+
+
+def _next_of(entry: Entry) -> float | None:
+    """The first thing that will happen to an entry by itself."""
+    times = [] if entry.expires_at is None else [entry.expires_at]
+    if entry.is_soft_pinned:
+        times.append(entry.soft_pinned_until)
+    if entry.hard_pinned_until is not None and entry.hard_pinned_until < math.inf:
+        times.append(entry.hard_pinned_until)
+    return min(times, default=None)
