@@ -37,9 +37,13 @@ class EmbeddedStore:
     """
 
     def __init__(self, config: Config, clock: Clock) -> None:
-        capacity_bytes = config.dram_capacity_bytes()
-        tier = DramTier(capacity_bytes)
-        core = Core(clock, Slots(tier.capacity_bytes), _POLICIES[config.store.policy](), tier.name)
+        policy = _POLICIES.get(config.store.policy)
+        if policy is None:
+            raise ConfigError(
+                f"store.policy is {config.store.policy!r}: allowed are {', '.join(_POLICIES)}"
+            )
+        tier = DramTier(config.dram_capacity_bytes())
+        core = Core(clock, Slots(tier.capacity_bytes), policy(), tier=tier.name)
         self._runner = EmbeddedRunner(core, tier, clock)
 
     def __enter__(self) -> Self:

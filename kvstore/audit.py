@@ -132,15 +132,16 @@ def _eviction_problems(blocks: Residency) -> list[str]:
     """What may be evicted is what is ready and unused; children are counted right."""
     problems = []
     reclaimable_bytes = 0
-    children = Counter(entry.parent for entry in blocks.index if entry.parent is not None)
+    children = Counter((entry.domain, entry.parent_key) for entry in blocks.index)
     for entry in blocks.index:
         is_reclaimable = entry.slot.state is SlotState.READY and not entry.users
         if is_reclaimable:
             reclaimable_bytes += entry.slot.size_bytes
         if entry.is_evictable != is_reclaimable:
             problems.append(f"{entry!r}: may be evicted: {entry.is_evictable}, wrongly")
-        if entry.children != children[entry]:
-            problems.append(f"{entry!r}: {entry.children} children, {children[entry]} resident")
+        resident = children[entry.domain, entry.key]
+        if entry.children != resident:
+            problems.append(f"{entry!r}: {entry.children} children, {resident} resident")
     if reclaimable_bytes != blocks.reclaimable_bytes:
         problems.append(f"{reclaimable_bytes} bytes are unused, {blocks.reclaimable_bytes} booked")
     return problems

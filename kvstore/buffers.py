@@ -36,11 +36,13 @@ def as_bytes(buffer: object, *, is_writable: bool) -> Bytes:
         return _tensor_bytes(buffer)
     try:
         view = memoryview(cast("bytes", buffer))
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # ValueError: a memoryview that was released
         raise InvalidBuffer(
-            f"{type(buffer).__name__} is no buffer: give bytes, a memoryview, a NumPy array or "
-            "a torch tensor on the CPU"
+            f"{type(buffer).__name__} is no buffer ({error}): give bytes, a memoryview, a NumPy "
+            "array or a torch tensor on the CPU"
         ) from error
+    if "O" in view.format:
+        raise InvalidBuffer("an array of Python objects has addresses in it, and no contents")
     if not view.c_contiguous:
         raise InvalidBuffer(f"a buffer of shape {view.shape} is not C-contiguous")
     if is_writable and view.readonly:
@@ -53,6 +55,8 @@ def _tensor_bytes(tensor: torch.Tensor) -> Bytes:
         raise InvalidBuffer(f"a tensor on {tensor.device} is not in host memory")
     if not tensor.is_contiguous():
         raise InvalidBuffer(f"a tensor of shape {tuple(tensor.shape)} is not contiguous")
+    if tensor.is_conj() or tensor.is_neg():
+        raise InvalidBuffer("a conjugate or negated view has other bytes than values: resolve it")
     flat = tensor.detach().reshape(-1)
     as_array: Bytes = flat.view(sys.modules["torch"].uint8).numpy()
     return as_array

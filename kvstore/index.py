@@ -41,7 +41,7 @@ class Entry:
         "key",
         "leases",
         "length_bytes",
-        "parent",
+        "parent_key",
         "queued_rank",
         "slot",
         "soft_pinned_until",
@@ -57,7 +57,7 @@ class Entry:
         self.is_partial = spec.is_partial
         self.length_bytes = spec.length_bytes
         self.slot = slot
-        self.parent: Entry | None = None
+        self.parent_key = spec.parent_key
         self.children = 0
         self.users = 0
         self.leases = 0
@@ -85,6 +85,8 @@ class Index:
         self._tables: dict[bytes, dict[bytes, Entry]] = {}
         self._history: dict[tuple[bytes, bytes], Outcome] = {}
         self._history_entries = history_entries
+        # How many resident blocks name a parent that is not resident, by that parent.
+        self._orphans: dict[tuple[bytes, bytes], int] = {}
 
     def __len__(self) -> int:
         return sum(len(table) for table in self._tables.values())
@@ -117,29 +119,48 @@ class Index:
             return Outcome.PENDING
         return self._history.get((domain, key), Outcome.ABSENT)
 
-    def insert(self, entry: Entry, parent_key: bytes | None) -> None:
-        """Enter a block that is being written, and tie it to its parent if that is resident."""
+    def parent_of(self, entry: Entry) -> Entry | None:
+        """The resident entry, if there is one, that `entry` follows."""
+        if entry.parent_key is None:
+            return None
+        return self.find(entry.domain, entry.parent_key)
+
+    def insert(self, entry: Entry) -> None:
+        """Enter a block that is being written. No entry of its key may be resident."""
         table = self._tables.setdefault(entry.domain, {})
         table[entry.key] = entry
-        if parent_key is not None:
-            entry.parent = table.get(parent_key)
-            if entry.parent is not None:
-                entry.parent.children += 1
+        entry.children = self._orphans.pop((entry.domain, entry.key), 0)
+        self._count_child(entry, 1)
 
     def remove(self, entry: Entry, reason: Outcome | None) -> None:
         """Hide a block at once. `reason` goes into the history; None leaves no trace there."""
         table = self._tables[entry.domain]
+        self._count_child(entry, -1)
         del table[entry.key]
         if not table:
             del self._tables[entry.domain]
-        if entry.parent is not None:
-            entry.parent.children -= 1
+        if entry.children:
+            self._orphans[entry.domain, entry.key] = entry.children
         if reason is not None:
             self._remember(entry, reason)
 
     def forget_history(self, entry: Entry) -> None:
         """Drop the memory of an earlier loss: the block is back."""
         self._history.pop((entry.domain, entry.key), None)
+
+    def _count_child(self, entry: Entry, change: int) -> None:
+        if entry.parent_key is None:
+            return
+        parent = self.find(entry.domain, entry.parent_key)
+        if parent is not None:
+            parent.children += change
+            return
+        name = (entry.domain, entry.parent_key)
+        children = self._orphans.get(name, 0) + change
+        if children:
+            self._orphans[name] = children
+        else:
+            del self._orphans[name]
 
     def _remember(self, entry: Entry, reason: Outcome) -> None:
         history = self._history

@@ -302,6 +302,12 @@ class Layout:
         """Bytes that one token takes over all layers; exact."""
         return sum(spec.bytes_per_token for spec in self.specs)
 
+    def bytes_per_token_of(self, part: Part) -> int:
+        """Bytes that one token takes up in one part. Raises InvalidLayout for a part it has not."""
+        self.check_part(part)
+        specs = self.specs[part.first_layer : part.end_layer]
+        return sum(spec.bytes_per_token for spec in specs) // part.head_groups
+
     def bytes_per_block(self, token_count: int) -> int:
         """Bytes of all parts of a block of `token_count` tokens."""
         return self.bytes_per_token * checked_integer("token_count", token_count, InvalidLayout)

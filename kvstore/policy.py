@@ -3,10 +3,11 @@
 A policy orders; it never decides whether a block may leave. The core hands it the blocks that
 nothing protects, takes victims from it, and tells it about each use.
 
-The order has two parts, compared from left to right:
+The order has three parts, compared from left to right:
 
-    rung     what kind of protection a block has left (`Rung`): the core's ladder, the same for all
-    stamp    when it was used, in the policy's own reckoning
+    rung       what protection a block has left (`Rung`): the core's ladder, the same for all
+    is parent  whether blocks that follow it are resident: they are worth nothing without it
+    stamp      when it was used, in the policy's own reckoning
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from kvstore.index import Entry
 
-Rank = tuple[int, float]
+Rank = tuple[int, bool, float]
 
 
 class Rung(IntEnum):
@@ -65,7 +66,7 @@ class LruPolicy:
 
     A prefix is worth nothing without its beginning, so its blocks are stamped from last to first,
     and a block with resident children waits until they are gone; only when nothing else is left
-    (its children are protected) does it go before them.
+    (all children are protected) does one go before them, and then again the last one first.
 
     The queue is a heap of (rank when queued, entry), put right when popped: using a block costs
     one store, and each use at most one more push.
@@ -83,15 +84,15 @@ class LruPolicy:
         self._pushes = 0
         self._queue: list[tuple[Rank, int, Entry]] = []
         self._evictable = 0
-        self._parents: dict[Entry, None] = {}
 
     def rank(self, entry: Entry) -> Rank:
-        """The rung, then the last use."""
+        """The rung, parents behind leaves, then the last use."""
+        rung = Rung.PLAIN
         if entry.is_soft_pinned:
-            return Rung.SOFT_PIN, entry.stamp
-        if self.partial_first and entry.is_partial and not entry.hits:
-            return Rung.UNHIT_PARTIAL, entry.stamp
-        return Rung.PLAIN, entry.stamp
+            rung = Rung.SOFT_PIN
+        elif self.partial_first and entry.is_partial and not entry.hits:
+            rung = Rung.UNHIT_PARTIAL
+        return rung, self.children_first and entry.children > 0, entry.stamp
 
     def touch(self, entries: Sequence[Entry]) -> None:
         """Stamp from last to first, so that the root is the most recent."""
@@ -102,14 +103,10 @@ class LruPolicy:
         self._clock = clock
 
     def add(self, entry: Entry) -> None:
-        """Queue a leaf, or set a parent aside until its children are gone."""
+        """Queue an entry, unless it is queued and its rank has not sunk."""
         if not entry.is_evictable:
             entry.is_evictable = True
             self._evictable += 1
-        if entry.children and self.children_first:
-            self._parents[entry] = None
-            return
-        self._parents.pop(entry, None)
         rank = self.rank(entry)
         if entry.queued_rank is None or rank < entry.queued_rank:
             self._push(entry, rank)
@@ -119,12 +116,11 @@ class LruPolicy:
         if entry.is_evictable:
             entry.is_evictable = False
             self._evictable -= 1
-            self._parents.pop(entry, None)
             if len(self._queue) > 2 * self._evictable + 1024:
                 self._compact()
 
     def pop_victim(self) -> Entry | None:
-        """The leaf of the lowest rank; failing that, the parent that was set aside first."""
+        """The entry of the lowest rank."""
         while self._queue:
             queued_rank, _, entry = heappop(self._queue)
             if queued_rank != entry.queued_rank:
@@ -133,15 +129,9 @@ class LruPolicy:
             if not entry.is_evictable:
                 continue
             rank = self.rank(entry)
-            if entry.children and self.children_first:
-                self._parents[entry] = None
-            elif rank != queued_rank:
-                self._push(entry, rank)
-            else:
+            if rank == queued_rank:
                 return entry
-        for entry in self._parents:
-            del self._parents[entry]
-            return entry
+            self._push(entry, rank)
         return None
 
     def _push(self, entry: Entry, rank: Rank) -> None:

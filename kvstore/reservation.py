@@ -108,22 +108,37 @@ class Reservations:
         blocks, domain, start = self._blocks, request.domain, request.start
         prefix_keys = [spec.key for spec in request.blocks[:start]]
         prefix = [e for key in prefix_keys if (e := blocks.find_ready(domain, key)) is not None]
-        batch = [(spec, blocks.index.find(domain, spec.key)) for spec in request.blocks[start:]]
-        present = [e for _, e in batch if e is not None and e.slot.state is SlotState.READY]
-        missing_bytes = sum(slot_size_bytes(spec.length_bytes) for spec, e in batch if e is None)
+        batch = request.blocks[start:]
+        if not batch:
+            return ReserveAnswer(0, [], [], [], now)
+        found = [blocks.index.find(domain, spec.key) for spec in batch]
+        present = [e for e in found if e is not None and e.slot.state is SlotState.READY]
+        missing_bytes = sum(
+            slot_size_bytes(spec.length_bytes)
+            for spec, entry in zip(batch, found, strict=True)
+            if entry is None
+        )
         # Making room for the tail of a prefix must not evict its beginning.
         protected = prefix + present
         blocks.add_users(protected)
-        could_fit = missing_bytes <= blocks.slots.capacity_bytes
-        if can_wait and could_fit and missing_bytes > blocks.obtainable_bytes():
+        can_wait = can_wait and missing_bytes <= blocks.slots.capacity_bytes
+        if can_wait and missing_bytes > blocks.obtainable_bytes():
             blocks.drop_users(protected)
             return None
         self._last_id += 1
         deadline = now + request.ttl_seconds
         reservation = Reservation(self._last_id, prefix, deadline, request.expire_seconds)
-        for spec, entry in batch:
-            self._reserve_one(domain, spec, entry, reservation)
+        for spec in batch:
+            self._reserve_one(domain, spec, reservation)
         blocks.drop_users(protected)
+        if can_wait and Outcome.FULL in reservation.outcomes:
+            # Enough bytes, but what is protected lies between them: wait with empty hands.
+            for entry in reversed(reservation.uncommitted()):
+                blocks.withdraw(entry, is_held=False)
+            return None
+        for outcome in reservation.outcomes:
+            if outcome.is_miss:
+                self._counters.add("refused_blocks", 1, outcome)
         self._reservations[reservation.reservation_id] = reservation
         self._deadlines.add(reservation.deadline, reservation.reservation_id)
         return reservation.answer()
@@ -179,9 +194,8 @@ class Reservations:
         """The earliest deadline, or a time before it; None without open reservations."""
         return self._deadlines.next()
 
-    def _reserve_one(
-        self, domain: bytes, spec: BlockSpec, entry: Entry | None, reservation: Reservation
-    ) -> None:
+    def _reserve_one(self, domain: bytes, spec: BlockSpec, reservation: Reservation) -> None:
+        entry = self._blocks.index.find(domain, spec.key)
         outcome = Outcome.PRESENT
         if entry is None:
             # After the first block without room, later ones could not be reached anyway.
@@ -190,8 +204,6 @@ class Reservations:
             outcome = Outcome.FULL if entry is None else Outcome.GRANTED
         elif entry.slot.state is not SlotState.READY:
             entry, outcome = None, Outcome.PENDING
-        if outcome.is_miss:
-            self._counters.add("refused_blocks", 1, outcome)
         reservation.entries.append(entry)
         reservation.outcomes.append(outcome)
 

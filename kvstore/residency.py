@@ -102,7 +102,7 @@ class Residency:
         self._last_entry_id += 1
         entry.entry_id = self._last_entry_id
         slot.entry = entry
-        self.index.insert(entry, spec.parent_key)
+        self.index.insert(entry)
         return entry
 
     def publish(self, entry: Entry) -> None:
@@ -149,9 +149,9 @@ class Residency:
 
     def _unlink(self, entry: Entry, reason: Outcome | None) -> None:
         self.index.remove(entry, reason)
-        parent = entry.parent
-        if parent is not None and not parent.children and parent.is_evictable:
-            self._policy.add(parent)  # it has become a leaf
+        parent = self.index.parent_of(entry)
+        if parent is not None and not parent.children:
+            self.rerank(parent)  # it has become a leaf
 
     def _make_room(self, length_bytes: int) -> Slot | None:
         slot = self.slots.grant(length_bytes)

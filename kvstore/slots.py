@@ -130,8 +130,9 @@ class Slots:
         later slot covers them without starting at the same offset.
         """
         start, size = slot.offset_bytes, slot.size_bytes
-        if self._granted.pop(start, None) is not slot:
+        if self._granted.get(start) is not slot:
             raise InvariantViolated(f"freed twice: {slot!r}")
+        del self._granted[start]
         self._bytes[slot.state] -= size
         self._next_generation(start)
         end = start + size

@@ -177,12 +177,14 @@ class Core:
             times.extend(item.deadline for item in waiting.values())
         return min((time for time in times if time is not None), default=None)
 
-    def cancel(self, request_id: int) -> bool:
-        """Forget a request that waits. False where it was answered before, or never begun."""
+    def cancel(self, request_id: int) -> Step:
+        """Forget a request that waits, and serve those who waited behind it.
+
+        Does nothing to one that was answered before, or never begun.
+        """
         for waiting in (self._waiting_for_blocks, self._waiting_for_room):
-            if waiting.pop(request_id, None) is not None:
-                return True
-        return False
+            waiting.pop(request_id, None)
+        return self._finish(self._clock.now())
 
     def check(self) -> Audit:
         """Recount everything. Raises InvariantViolated with each thing that does not add up."""

@@ -7,7 +7,6 @@ from typing import Any
 from kvstore.clock import FakeClock
 from kvstore.messages import (
     AbortRequest,
-    Answer,
     BlockSpec,
     CommitRequest,
     DeleteRequest,
@@ -57,15 +56,17 @@ def keys(specs: list[BlockSpec]) -> list[bytes]:
 class Driver:
     """Requests by their short names; answers by request id, as a runner would keep them.
 
-    Transfers are completed at once unless `holds_transfers`. Every call recounts the core.
+    Transfers are completed at once unless `holds_transfers`. Every call recounts the core. All of
+    the tier may be leased: tests of that cap set their own.
     """
 
     def __init__(self, units: int, *, holds_transfers: bool = False) -> None:
         self.clock = FakeClock()
         self.core = Core(self.clock, Slots(units * UNIT_BYTES), LruPolicy())
+        self.core._leases.cap_bytes = units * UNIT_BYTES
         self.holds_transfers = holds_transfers
         self.transfers: list[Transfer] = []
-        self.answers: dict[int, Answer] = {}
+        self.answers: dict[int, Any] = {}
         self.last_id = 0
 
     def begin(self, request: Request) -> int:
@@ -97,6 +98,10 @@ class Driver:
             self.complete()
 
     # Requests.
+
+    def cancel(self, request_id: int) -> None:
+        """Forget a request that waits."""
+        self._take(self.core.cancel(request_id))
 
     def match(self, specs: list[BlockSpec], *, domain: bytes = SINGLE_DOMAIN) -> Any:
         return self.ask(MatchRequest(domain, keys(specs), 0.0))
@@ -130,12 +135,12 @@ class Driver:
         *,
         domain: bytes = SINGLE_DOMAIN,
     ) -> Any:
-        return self.ask(ReserveRequest(domain, specs, start, ttl_seconds, 0.0))
+        return self.ask(ReserveRequest(domain, specs, start, ttl_seconds, 0.0, None))
 
     def begin_reserve(
         self, specs: list[BlockSpec], wait_seconds: float, ttl_seconds: float = 30.0
     ) -> int:
-        return self.begin(ReserveRequest(SINGLE_DOMAIN, specs, 0, ttl_seconds, wait_seconds))
+        return self.begin(ReserveRequest(SINGLE_DOMAIN, specs, 0, ttl_seconds, wait_seconds, None))
 
     def commit(self, reservation: Any, count: int | None = None) -> Outcome:
         count = len(reservation.outcomes) if count is None else count

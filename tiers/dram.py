@@ -19,14 +19,17 @@ if TYPE_CHECKING:
     from kvstore.tiers.base import Piece
 
 _HUGE_PAGE_BYTES = 2 * 1024 * 1024
-_MADV_POPULATE_WRITE = 23  # linux/mman.h, since 5.14; Python 3.11's mmap has no name for it
+# linux/mman.h; Python 3.11's mmap has no names for them.
+_MADV_WIPEONFORK = 18  # since 4.14
+_MADV_POPULATE_WRITE = 23  # since 5.14
 
 
 class DramTier:
     """`capacity_bytes` of this process's memory.
 
     The memory is the tier's; views of it stay valid while they live, also after `close`. A forked
-    child does not inherit it: copy-on-write would charge the parent for every later put.
+    child finds zeros there: with its contents, copy-on-write would charge the parent for every
+    later put; without the mapping, a view in the child would crash it.
     """
 
     name = "dram"
@@ -87,7 +90,7 @@ class DramTier:
 
     def _populate(self, mapping: mmap.mmap, skip: int) -> None:
         """Have every page now, so that no put pays for a page fault."""
-        for advice in (mmap.MADV_HUGEPAGE, mmap.MADV_DONTFORK):
+        for advice in (mmap.MADV_HUGEPAGE, _MADV_WIPEONFORK):
             with suppress(OSError):  # a kernel without it works, slower
                 mapping.madvise(advice)
         system_page = mmap.PAGESIZE

@@ -7,8 +7,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Self, cast
 
 from kvstore.buffers import as_bytes
+from kvstore.client.durations import lasting_seconds
 from kvstore.client.views import PoolView
-from kvstore.errors import InvalidBuffer, LeaseExpired, LeaseInUse
+from kvstore.errors import InvalidBuffer, KVStoreError, LeaseExpired, LeaseInUse
 from kvstore.messages import ReleaseRequest, RenewRequest
 from kvstore.tiers.base import Piece
 from kvstore.types import Outcome
@@ -54,8 +55,9 @@ class Lease:
         if self._is_released:
             return
         if kind is not None:
-            # The traceback keeps the body's arrays alive; the deadline then ends the lease.
-            with suppress(LeaseInUse):
+            # What left the block matters more; its traceback may keep views alive, too. Then the
+            # deadline ends the lease.
+            with suppress(KVStoreError):
                 self.release()
             return
         was_valid = self.valid()
@@ -67,14 +69,15 @@ class Lease:
     def views(self) -> list[memoryview]:
         """Read-only memory of the pool, one view a block, without a copy.
 
-        It is the store's and valid until the lease ends: read it, then ask `valid()`. Views, and
-        arrays or tensors made from them, must be gone before the lease is released. Raises
-        LeaseExpired after the release.
+        It is the store's and valid until the lease ends: read it, then ask `valid()`. Whatever is
+        made from a view (arrays, slices) must be gone before the lease is released, which then
+        refuses; the one thing that it cannot see is a tensor made by `torch.frombuffer`, since
+        that keeps no export. Raises LeaseExpired after the release.
         """
         self._check_held()
         if not self._views:
             link = self._link
-            self._views = [PoolView(link.view(place), is_readonly=True) for place in self._places]
+            self._views = [PoolView(link.view(place)) for place in self._places]
         return [pool_view.view for pool_view in self._views]
 
     def remaining_seconds(self) -> float:
@@ -127,11 +130,10 @@ class Lease:
         It never becomes shorter, and no renewal goes beyond the store's maximum.
         """
         self._check_held()
+        request = RenewRequest(self._lease_id, lasting_seconds("ttl_seconds", ttl_seconds))
         if not self._places:
             return True
-        answer = cast(
-            "RenewAnswer", self._link.call(RenewRequest(self._lease_id, float(ttl_seconds)))
-        )
+        answer = cast("RenewAnswer", self._link.call(request))
         if answer.deadline is not None:
             self.deadline = answer.deadline
         return answer.deadline is not None

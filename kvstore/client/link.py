@@ -23,6 +23,13 @@ class Link(Protocol):
         """Have a request answered, waiting no longer than it says."""
         ...
 
+    def call_later(self, request: Request, memory: Sequence[Bytes | None]) -> None:
+        """Send a request whose answer nobody needs, once nobody refers to `memory` any more.
+
+        For destructors: takes no lock and never raises.
+        """
+        ...
+
     def view(self, place: Place) -> Bytes:
         """The pool's own memory at a place."""
         ...

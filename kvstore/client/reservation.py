@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Self, cast
 
-from kvstore.errors import InvalidRequest, ReservationExpired
+from kvstore.errors import InvalidRequest, KVStoreError, ReservationExpired
 from kvstore.messages import AbortRequest, CommitRequest
 from kvstore.types import Outcome
 
 if TYPE_CHECKING:
+    from kvstore.buffers import Bytes
     from kvstore.client.link import Link
     from kvstore.messages import CommitAnswer, ReserveAnswer
     from kvstore.types import Place
@@ -22,6 +24,8 @@ class Reservation:
     not committed when the block is left is given back.
     """
 
+    _is_done = True  # until there is something to give back
+
     def __init__(self, link: Link, answer: ReserveAnswer) -> None:
         self.outcomes = answer.outcomes
         self.deadline = answer.deadline  # on the store's clock
@@ -30,13 +34,23 @@ class Reservation:
         self._places = answer.places
         self._checksums = answer.checksums
         self._committed = 0
+        self._views: list[Bytes | None] = []
         self._is_done = not self.outcomes
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.abort()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.abort()
+            return
+        with suppress(KVStoreError):  # what left the block matters more
+            self.abort()
+
+    def __del__(self) -> None:
+        """Whoever drops a reservation has stopped writing, once the views of it are gone, too."""
+        if not self._is_done:
+            self._link.call_later(AbortRequest(self._reservation_id), self._views)
 
     @property
     def places(self) -> list[Place | None]:
@@ -50,13 +64,20 @@ class Reservation:
 
     @property
     def views(self) -> list[memoryview | None]:
-        """Writable memory of the pool for each granted block, None for the others.
+        """Writable memory of the pool for each block that is yet to commit, None for the others.
 
-        Write to it before the commit only; afterwards it is every reader's.
+        It is the store's. Write to it before the commit only; afterwards it is every reader's.
+        Raises ReservationExpired once all is committed or given back.
         """
         if self._is_done:
             raise ReservationExpired("the reservation was committed or aborted")
-        return [None if place is None else self._link.view(place).data for place in self._places]
+        if not self._views:
+            view = self._link.view
+            self._views = [None if place is None else view(place) for place in self._places]
+        return [
+            None if array is None or position < self._committed else array.data
+            for position, array in enumerate(self._views)
+        ]
 
     def commit(self, count: int | None = None, *, differing_puts: int = 0) -> None:
         """Make the first `count` blocks of the batch visible at once; all of them by default.
@@ -67,8 +88,9 @@ class Reservation:
         """
         total = len(self.outcomes)
         count = total if count is None else count
-        if not 0 <= count <= total:
-            raise InvalidRequest(f"commit({count}) of a batch of {total} blocks")
+        is_count = isinstance(count, int) and not isinstance(count, bool)
+        if not is_count or not 0 <= count <= total:
+            raise InvalidRequest(f"commit({count!r}) of a batch of {total} blocks")
         if count <= self._committed:
             return
         if self._is_done:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import weakref
+from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Self, cast
 
 from kvstore import codec
 from kvstore.buffers import as_bytes
+from kvstore.client.durations import lasting_seconds
+from kvstore.client.durations import wait_seconds as checked_wait_seconds
 from kvstore.client.lease import Lease
 from kvstore.client.reservation import Reservation
 from kvstore.errors import (
     InvalidBuffer,
     InvalidKeys,
     InvalidRequest,
+    KVStoreError,
     LeaseInUse,
     ReservationExpired,
     StoreClosed,
@@ -34,8 +38,6 @@ from kvstore.tiers.base import Piece
 from kvstore.types import Found, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from kvstore.buffers import Bytes
     from kvstore.client.link import Link
     from kvstore.keys import Namespace
@@ -52,7 +54,6 @@ if TYPE_CHECKING:
 
 LEASE_SECONDS = 30.0
 PUT_WAIT_SECONDS = 0.1
-WAIT_SECONDS_MAX = 3_600.0
 
 
 class Session:
@@ -70,15 +71,19 @@ class Session:
         self._link = link
         self._domain = domain
         self._keys_of = KeyMaker(namespace, part)
-        self._bytes_per_block = namespace.layout.bytes_per_block
+        self._bytes_per_token = namespace.layout.bytes_per_token_of(part)
         self._open: weakref.WeakSet[Lease | Reservation] = weakref.WeakSet()
         self._is_closed = False
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        with suppress(KVStoreError):  # what left the block matters more
+            self.close()
 
     def match(self, keys: Sequence[BlockKey], *, wait_seconds: float = 0.0) -> Found:
         """How long a prefix of `keys` is held, where, and why it ends there.
@@ -87,7 +92,7 @@ class Session:
         blocks that another writer is filling.
         """
         storage_keys = self._storage_keys(keys)
-        request = MatchRequest(self._domain, storage_keys, _seconds("wait", wait_seconds))
+        request = MatchRequest(self._domain, storage_keys, checked_wait_seconds(wait_seconds))
         answer = cast("MatchAnswer", self._link.call(request))
         tokens = sum(key.token_count for key in keys[: answer.blocks])
         return Found(answer.blocks, tokens, answer.by_tier, answer.reason)
@@ -108,8 +113,8 @@ class Session:
             self._domain,
             storage_keys,
             sum([key.token_count for key in keys]),
-            _ttl_seconds("ttl", ttl_seconds),
-            _seconds("wait", wait_seconds),
+            lasting_seconds("ttl_seconds", ttl_seconds),
+            checked_wait_seconds(wait_seconds),
         )
         answer = cast("LeaseAnswer", self._link.call(request))
         lease = Lease(self._link, answer, len(keys))
@@ -127,21 +132,20 @@ class Session:
     ) -> Reservation:
         """Make room for `keys[start:]`, to be filled in place and committed.
 
-        The reservation ends after `ttl_seconds`, the blocks `expire_seconds` after their commit
-        (None: when they are evicted). Waits up to `wait_seconds` for room; then takes what fits, from the first block on. Give
-        the whole prefix and `start`, so that room for its tail is not made at its own expense.
+        Waits up to `wait_seconds` for room; then takes what fits, from the first block on. Give
+        the whole prefix and `start`, so that room for its tail is not made at its own expense. The
+        reservation ends after `ttl_seconds`, the blocks `expire_seconds` after their commit (None:
+        when they are evicted).
         """
-        if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= len(keys):
-            raise InvalidRequest(
-                f"start is {start!r}: allowed are 0 to {len(keys)}, the keys given"
-            )
-        self._check_consecutive(keys)
+        self._check_keys(keys)
+        _check_start(start, keys)
         storage_keys, parents = self._keys_of.keys_and_parents(keys)
+        _check_consecutive(keys, storage_keys)
         blocks = [
             BlockSpec(
                 storage_key,
                 parent,
-                self._bytes_per_block(key.token_count),
+                self._bytes_per_token * key.token_count,
                 key.token_count,
                 key.is_partial,
             )
@@ -151,9 +155,9 @@ class Session:
             self._domain,
             blocks,
             start,
-            _ttl_seconds("ttl", ttl_seconds),
-            _seconds("wait", wait_seconds),
-            None if expire_seconds is None else _ttl_seconds("expire", expire_seconds),
+            lasting_seconds("ttl_seconds", ttl_seconds),
+            checked_wait_seconds(wait_seconds),
+            None if expire_seconds is None else lasting_seconds("expire_seconds", expire_seconds),
         )
         reservation = Reservation(self._link, cast("ReserveAnswer", self._link.call(request)))
         self._open.add(reservation)
@@ -215,6 +219,7 @@ class Session:
         The blocks of the longest prefix held are `ok`; from there on each outcome says why the
         prefix ended, and its buffer is as it was.
         """
+        self._check_keys(keys)
         if len(buffers) != len(keys):
             raise InvalidBuffer(f"{len(buffers)} buffers for {len(keys)} keys")
         lease = self.lease(keys, wait_seconds=wait_seconds)
@@ -228,7 +233,7 @@ class Session:
 
         Blocks that follow a deleted one stay, out of reach until it is stored again.
         """
-        self._check_open()
+        self._check_keys(keys)
         request = DeleteRequest(self._domain, self._keys_of.keys(keys))
         return cast("DeleteAnswer", self._link.call(request)).outcomes
 
@@ -246,20 +251,20 @@ class Session:
         the tenant's quota (`quota` beyond it). Pins outlive the session, and reading a block does
         not prolong them; pinning it again does, and never shortens.
         """
-        self._check_open()
+        self._check_keys(keys)
         if kind not in tuple(PinKind):
             raise InvalidRequest(f"kind is {kind!r}: allowed are 'soft' and 'hard'")
         request = PinRequest(
             self._domain,
             self._keys_of.keys(keys),
             PinKind(kind),
-            None if ttl_seconds is None else _ttl_seconds("ttl", ttl_seconds),
+            None if ttl_seconds is None else lasting_seconds("ttl_seconds", ttl_seconds),
         )
         return cast("PinAnswer", self._link.call(request)).outcomes
 
     def unpin(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         """End all pins of blocks; `ok` each, or `absent` where there was none."""
-        self._check_open()
+        self._check_keys(keys)
         request = UnpinRequest(self._domain, self._keys_of.keys(keys))
         return cast("UnpinAnswer", self._link.call(request)).outcomes
 
@@ -286,14 +291,15 @@ class Session:
             raise in_use
 
     def _storage_keys(self, keys: Sequence[BlockKey]) -> list[bytes]:
-        self._check_consecutive(keys)
-        return self._keys_of.keys(keys)
+        self._check_keys(keys)
+        storage_keys = self._keys_of.keys(keys)
+        _check_consecutive(keys, storage_keys)
+        return storage_keys
 
-    def _check_consecutive(self, keys: Sequence[BlockKey]) -> None:
+    def _check_keys(self, keys: Sequence[BlockKey]) -> None:
         self._check_open()
-        for position, (key, following) in enumerate(pairwise(keys)):
-            if following.parent_hash != key.chain_hash:
-                raise InvalidKeys(f"keys[{position + 1}] does not follow keys[{position}]")
+        if not isinstance(keys, Sequence) or isinstance(keys, (str, bytes)):
+            raise InvalidKeys(f"keys is a {type(keys).__name__}: expected a list of BlockKeys")
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -302,12 +308,15 @@ class Session:
     def _sources(
         self, keys: Sequence[BlockKey], blocks: Sequence[object], start: int
     ) -> list[Bytes]:
+        self._check_keys(keys)
+        _check_start(start, keys)
+        self._keys_of.keys(keys[start:])  # that they are keys, before anything is asked of them
         if len(blocks) != len(keys) - start:
             raise InvalidBuffer(f"{len(blocks)} blocks for keys {start} to {len(keys)}")
         sources = []
         for position, (key, block) in enumerate(zip(keys[start:], blocks, strict=True)):
             source = as_bytes(block, is_writable=False)
-            expected = self._bytes_per_block(key.token_count)
+            expected = self._bytes_per_token * key.token_count
             if len(source) != expected:
                 raise InvalidBuffer(
                     f"blocks[{position}] has {len(source)} bytes, and {key.token_count} tokens of "
@@ -317,17 +326,14 @@ class Session:
         return sources
 
 
-def _seconds(name: str, value: float) -> float:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not 0 <= value <= WAIT_SECONDS_MAX:  # NaN is refused, too
-        raise InvalidRequest(
-            f"{name}_seconds is {value!r}: allowed are 0 to {WAIT_SECONDS_MAX:.0f}"
-        )
-    return float(value)
+def _check_start(start: int, keys: Sequence[BlockKey]) -> None:
+    if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= len(keys):
+        raise InvalidRequest(f"start is {start!r}: allowed are 0 to {len(keys)}, the keys given")
 
 
-def _ttl_seconds(name: str, value: float) -> float:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value <= 0:
-        raise InvalidRequest(f"{name}_seconds is {value!r}: it must be a number above 0")
-    return float(value)
+def _check_consecutive(keys: Sequence[BlockKey], storage_keys: list[bytes]) -> None:
+    for position, (key, following) in enumerate(pairwise(keys)):
+        if following.parent_hash != key.chain_hash:
+            raise InvalidKeys(f"keys[{position + 1}] does not follow keys[{position}]")
+    if len(set(storage_keys)) < len(storage_keys):
+        raise InvalidKeys("a key occurs twice: every block of a sequence has another one")

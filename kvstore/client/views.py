@@ -13,7 +13,7 @@ _OWN_REFERENCES = 2
 
 
 class PoolView:
-    """One memoryview of pool memory, and the array that exports it.
+    """One read-only memoryview of pool memory, and the array that exports it.
 
     A view can be handed on in two ways, and each leaves another trace: whatever takes its buffer
     (`np.frombuffer`, `torch.frombuffer`) is counted by the view itself, which then refuses to be
@@ -22,10 +22,11 @@ class PoolView:
 
     __slots__ = ("_array", "view")
 
-    def __init__(self, array: Bytes, *, is_readonly: bool) -> None:
+    def __init__(self, array: Bytes) -> None:
+        """`array` is the caller's own view of the pool's memory; it becomes read-only."""
+        array.flags.writeable = False
         self._array = array
-        view = array.data
-        self.view = view.toreadonly() if is_readonly else view
+        self.view = array.data
 
     def release(self) -> bool:
         """Invalidate the view; False where something made from it is alive."""

@@ -7,13 +7,16 @@ whoever commits also reads its blocks once more for their checksums.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING
 
 from kvstore import codec
 from kvstore.errors import StoreClosed, StoreForked
+from kvstore.messages import AbortRequest, LeaseAnswer, ReleaseRequest, ReserveAnswer
 from kvstore.types import SLOT_ALIGNMENT_BYTES, Outcome
 
 if TYPE_CHECKING:
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from kvstore.types import Place
 
 _IDLE_WAIT_SECONDS = 1.0
+#: References to an array that is in one list only: the list's, a loop's and getrefcount's own.
+_LONE_REFERENCES = 3
 
 _runners: weakref.WeakSet[EmbeddedRunner] = weakref.WeakSet()
 
@@ -38,12 +43,16 @@ class EmbeddedRunner:
 
     def __init__(self, core: Core, tier: DramTier, clock: Clock) -> None:
         self.clock = clock
-        self.checksum_cpu_seconds = 0.0
         self._core = core
         self._tier = tier
         self._condition = threading.Condition()
         self._answers: dict[int, Answer] = {}
         self._last_request_id = 0
+        self._checksum_cpu_seconds = 0.0
+        # Left here without the lock, and worked off by whoever holds it next: results of
+        # transfers, and what destructors have to say.
+        self._results: deque[tuple[Transfer, Outcome, int | None]] = deque()
+        self._later: deque[tuple[Request, Sequence[Bytes | None]]] = deque()
         self._is_closed = False
         self._is_forked = False
         _runners.add(self)
@@ -55,36 +64,40 @@ class EmbeddedRunner:
         self._check_usable()
         with self._condition:
             self._check_usable()
-            self._last_request_id += 1
-            request_id = self._last_request_id
-            transfers = self._take(self._core.begin(request_id, request))
+            transfers = self._settle()
+            request_id = self._next_request_id()
+            transfers += self._take(self._core.begin(request_id, request))
             if not transfers and request_id in self._answers:
                 return self._answers.pop(request_id)
         try:
             return self._wait(request_id, transfers)
         except BaseException:
-            # Interrupted: whatever was granted meanwhile ends at its deadline.
-            with self._condition:
-                self._core.cancel(request_id)
-                self._answers.pop(request_id, None)
+            self._give_up(request_id)
             raise
+
+    def call_later(self, request: Request, memory: Sequence[Bytes | None]) -> None:
+        """Send a request with the next call, once nobody refers to `memory`. Takes no lock."""
+        self._later.append((request, memory))
 
     def view(self, place: Place) -> Bytes:
         """The pool's own memory at a place."""
+        self._check_usable()
         return self._tier.view(place)
 
     def read(self, batch: Sequence[Piece]) -> list[Outcome]:
         """Copy out of the pool, outside the lock."""
+        self._check_usable()
         return self._tier.read(batch)
 
     def write(self, batch: Sequence[Piece]) -> list[Outcome]:
         """Copy into the pool, outside the lock."""
+        self._check_usable()
         return self._tier.write(batch)
 
     def is_current(self, place: Place) -> bool:
         """Does the slot still belong to whom it belonged when `place` was handed out?"""
         unit = place.offset_bytes // SLOT_ALIGNMENT_BYTES
-        return self._core.generations[unit] == place.generation
+        return not self._is_forked and self._core.generations[unit] == place.generation
 
     # -- what the owner of the store needs ---------------------------------------------------
 
@@ -92,25 +105,26 @@ class EmbeddedRunner:
         """Recount everything; raises InvariantViolated."""
         self._check_usable()
         with self._condition:
-            self._check_usable()
+            self._bring_up_to_date()
             return self._core.check()
 
     def snapshot(self) -> dict[str, object]:
         """Counters and the bytes of the tier by state."""
         self._check_usable()
         with self._condition:
-            self._check_usable()
+            self._bring_up_to_date()
             core = self._core
             return {
                 "tiers": {self._tier.name: core.usage()},
                 "counters": core.counters.snapshot(),
-                "checksum_cpu_seconds": self.checksum_cpu_seconds,
+                "checksum_cpu_seconds": self._checksum_cpu_seconds,
             }
 
     def resident_keys(self) -> list[tuple[bytes, bytes]]:
         """(domain, key) of every block that a reader could find."""
+        self._check_usable()
         with self._condition:
-            self._check_usable()
+            self._bring_up_to_date()
             return self._core.resident_keys()
 
     def close(self) -> None:
@@ -134,19 +148,49 @@ class EmbeddedRunner:
         if self._is_closed:
             raise StoreClosed("the store is closed")
 
+    def _next_request_id(self) -> int:
+        self._last_request_id += 1
+        return self._last_request_id
+
     def _take(self, step: Step) -> list[Transfer]:
         """Keep a step's answers for their callers; return its transfers. Holds the lock."""
         self._answers.update(step.answers)
         self._condition.notify_all()
         return step.transfers
 
+    def _ask(self, request: Request) -> None:
+        """Have a request done that is answered at once, for nobody. Holds the lock."""
+        request_id = self._next_request_id()
+        self._take(self._core.begin(request_id, request))
+        self._answers.pop(request_id)
+
+    def _settle(self) -> list[Transfer]:
+        """Work off what was left without the lock. Holds the lock."""
+        transfers: list[Transfer] = []
+        while self._results:
+            transfers += self._take(self._core.complete(*self._results.popleft()))
+        for _ in range(len(self._later)):
+            request, memory = self._later.popleft()
+            if any(
+                sys.getrefcount(array) > _LONE_REFERENCES for array in memory if array is not None
+            ):
+                self._later.append((request, memory))
+            else:
+                self._ask(request)
+        return transfers
+
+    def _bring_up_to_date(self) -> None:
+        """End what is due, so that a look at the state does not see it. Holds the lock."""
+        self._check_usable()
+        self._settle()
+        self._take(self._core.tick(self.clock.now()))
+
     def _wait(self, request_id: int, transfers: list[Transfer]) -> Answer:
         while True:
-            results = self._run(transfers)
+            cpu_seconds = self._run(transfers)
             with self._condition:
-                transfers = []
-                for transfer, outcome, checksum in results:
-                    transfers += self._take(self._core.complete(transfer, outcome, checksum))
+                self._checksum_cpu_seconds += cpu_seconds
+                transfers = self._settle()
                 if transfers:
                     continue
                 if request_id in self._answers:
@@ -161,27 +205,35 @@ class EmbeddedRunner:
         self.clock.wait(self._condition, max(0.0, seconds))
         return self._take(self._core.tick(self.clock.now()))
 
-    def _run(self, transfers: list[Transfer]) -> list[tuple[Transfer, Outcome, int | None]]:
-        """Read what the core wants read, outside the lock: the core protects it meanwhile."""
+    def _run(self, transfers: list[Transfer]) -> float:
+        """Read what the core wants read, outside the lock: the core protects it meanwhile.
+
+        Returns the CPU seconds it took. Interrupted, it still reports every transfer.
+        """
         if not transfers:
-            return []
-        results: list[tuple[Transfer, Outcome, int | None]] = []
+            return 0.0
         started = time.thread_time()
+        done = 0
         try:
             for transfer in transfers:
                 found = codec.checksum(self._tier.view(transfer.place))
-                results.append((transfer, Outcome.OK, found))
+                self._results.append((transfer, Outcome.OK, found))
+                done += 1
         finally:
-            cpu_seconds = time.thread_time() - started
-            with self._condition:
-                self.checksum_cpu_seconds += cpu_seconds
-                # Interrupted: the core must not wait for the rest.
-                if len(results) < len(transfers):
-                    for transfer, outcome, checksum in results:
-                        self._take(self._core.complete(transfer, outcome, checksum))
-                    for transfer in transfers[len(results) :]:
-                        self._take(self._core.complete(transfer, Outcome.UNAVAILABLE, None))
-        return results
+            for transfer in transfers[done:]:
+                self._results.append((transfer, Outcome.UNAVAILABLE, None))
+        return time.thread_time() - started
+
+    def _give_up(self, request_id: int) -> None:
+        """A caller was interrupted: forget its request, and give back what it was granted."""
+        with self._condition:
+            self._settle()
+            self._take(self._core.cancel(request_id))
+            answer = self._answers.pop(request_id, None)
+            if isinstance(answer, LeaseAnswer):
+                self._ask(ReleaseRequest(answer.lease_id, {}))
+            elif isinstance(answer, ReserveAnswer):
+                self._ask(AbortRequest(answer.reservation_id))
 
 
 def _mark_forked() -> None:

@@ -5,6 +5,8 @@ Not collected by itself: its name does not begin with test_.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -134,6 +136,8 @@ class ForgetsTheKey(Sound):
 
 
 class KeepsTheSource(Sound):
+    records: dict[int, Any]
+
     def write_one(self, place, memory):
         super().write_one(place, memory)
         self.records[place.offset_bytes] = place, memory

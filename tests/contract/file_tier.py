@@ -70,7 +70,7 @@ class FileTier:
         with self._open():
             for place, memory in batch:
                 self._write_record(place, None)
-                os.pwrite(self._fd, memory, self.data_offset(place.offset_bytes))
+                os.pwrite(self._fd, memory.data, self.data_offset(place.offset_bytes))
                 self._write_record(place, codec.checksum(memory))
         return [Outcome.OK] * len(batch)
 
@@ -102,7 +102,7 @@ class FileTier:
             return Outcome.ABSENT
         if (key, length_bytes, generation) != place[:1] + place[2:]:
             return Outcome.ABSENT
-        if os.preadv(self._fd, [memory], self.data_offset(place.offset_bytes)) != len(memory):
+        if os.preadv(self._fd, [memory.data], self.data_offset(place.offset_bytes)) != len(memory):
             return Outcome.CORRUPT
         return Outcome.OK if codec.checksum(memory) == checksum else Outcome.CORRUPT
 

@@ -76,12 +76,16 @@ class TestFaults:
     def test_a_store_that_is_too_small_keeps_what_fits(self, wide, five_blocks, prompt, warnings):
         cache = PrefixCache(wide, five_blocks)
         expected = wide.generate(prompt(100), **GREEDY)
-        for loaded in (0, 80):
+        for loaded, reason in ((0, Outcome.ABSENT), (32, Outcome.BUSY), (32, Outcome.BUSY)):
             assert torch.equal(cache.generate(prompt(100), **GREEDY), expected)
-            assert cache.last.loaded_tokens == loaded
+            # Five blocks are stored, but at most half of a tier is leased at a time.
+            assert (cache.last.loaded_tokens, cache.last.reason) == (loaded, reason)
             assert cache.last.put_outcomes[Outcome.FULL] > 0
         five_blocks.check()
-        assert ["full" in message for message in warnings()] == [True]
+        assert [message.split(".")[0] for message in warnings()] == [
+            "Blocks not stored: full",
+            "Prefix not loaded: busy",
+        ]
 
     def test_a_closed_store_costs_hits_and_one_warning(
         self, llama, store, prompt, expected, warnings
@@ -329,6 +333,13 @@ class TestRefusedCalls:
         cache = PrefixCache(model, store)
         model.train()
         with pytest.raises(UnsupportedCache, match="training mode"):
+            cache.generate(prompt(20), **GREEDY)
+
+    def test_a_model_that_was_converted_since(self, llama, store, prompt):
+        model = copy.deepcopy(llama)
+        cache = PrefixCache(model, store)
+        model.to(torch.bfloat16)
+        with pytest.raises(UnsupportedCache, match=r"was torch.float32 on cpu and is now torch.bf"):
             cache.generate(prompt(20), **GREEDY)
 
     def test_autocast(self, llama, store, prompt):

@@ -6,7 +6,6 @@ import pytest
 
 from tests.model.world import Action, World
 
-
 #: Where to begin: empty, full of a prefix, and full of it with a reader on it.
 STORED: tuple[Action, ...] = (("reserve", 0, "a", 0), ("commit", 0, 2))
 STARTS: dict[str, tuple[Action, ...]] = {

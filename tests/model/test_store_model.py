@@ -86,7 +86,7 @@ class StoreMachine(RuleBasedStateMachine):
             return  # nothing to fill, commit or abort
         for key, view in zip(batch, reservation.views, strict=True):
             if view is not None:
-                view[:] = payload(key, writer, self.length_of(n, key))
+                view[:] = payload(key, writer, self.length_of(n, key)).data
                 self.model.pending[key] = record
         self.model.reservations.append(record)
 

@@ -53,6 +53,7 @@ class World:
     def __init__(self, units: int = 2) -> None:
         self.clock = FakeClock(0.0)
         self.core = Core(self.clock, Slots(units * UNIT_BYTES), LruPolicy())
+        self.core._leases.cap_bytes = units * UNIT_BYTES
         self.memory = [0] * units
         self.clients = [Client(), Client()]
         self.committed: dict[bytes, int] = {}  # key -> writer, of what was not deleted since
@@ -139,7 +140,7 @@ class World:
 
     def _reserve(self, number: int, name: str, waits: int) -> None:
         request = ReserveRequest(
-            SINGLE_DOMAIN, SEQUENCES[name], 0, RESERVATION_SECONDS, waits * WAIT_SECONDS
+            SINGLE_DOMAIN, SEQUENCES[name], 0, RESERVATION_SECONDS, waits * WAIT_SECONDS, None
         )
         self.clients[number].wanted = name
         self._call(number, request)
@@ -152,8 +153,8 @@ class World:
         self._call(number, request)
 
     def _cancel(self, number: int) -> None:
-        assert self.core.cancel(self.clients[number].waits_for or 0)
-        self.clients[number].waits_for = None
+        own, self.clients[number].waits_for = self.clients[number].waits_for, None
+        self._take(self.core.cancel(own or 0))
 
     def _commit(self, number: int, count: int) -> None:
         client = self.clients[number]

@@ -122,7 +122,6 @@ def test_what_is_no_capacity_is_refused(capacity):
         kvstore.open(dram_capacity_bytes=capacity)
 
 
-@pytest.mark.xfail(strict=True, reason="a KeyError comes out")
 def test_a_policy_that_is_not_there_is_refused():
     wrong = Config(store=StoreConfig(policy="fifo"))  # type: ignore[arg-type]
     with pytest.raises(ConfigError):

@@ -242,6 +242,7 @@ class TestCounters:
             "stored_bytes": {"dram": 5 * UNIT_BYTES},
             "refused_blocks": {},
             "dropped_blocks": {"evicted": 1, "deleted": 2},
+            "evicted_before_first_read": {"deleted": 2},
             "dropped_bytes": {"evicted": UNIT_BYTES, "deleted": 2 * UNIT_BYTES},
             "ended_leases": {"released": 1, "expired": 1},
             "ended_reservations": {"committed": 3, "aborted": 1},
@@ -265,7 +266,7 @@ class TestCounters:
     def test_a_cancelled_lease_is_not_counted(self):
         driver, blocks = Driver(4), chain("a", 2)
         driver.reserve(blocks)
-        assert driver.core.cancel(driver.begin_lease(blocks, wait_seconds=10))
+        driver.cancel(driver.begin_lease(blocks, wait_seconds=10))
         driver.tick(20)
         assert driver.core.counters["lookup_tokens", ""] == 0
 
@@ -305,8 +306,8 @@ class TestTime:
         assert driver.core.next_deadline() == now + 30
         room_id = driver.begin_reserve(chain("c", 5), wait_seconds=20)
         assert driver.core.next_deadline() == now + 20
-        assert driver.core.cancel(room_id)
-        assert driver.core.cancel(lease_id)
+        driver.cancel(room_id)
+        driver.cancel(lease_id)
         driver.abort(reservation)
         assert driver.core.next_deadline() == now + 50
         driver.release(lease)

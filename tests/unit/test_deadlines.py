@@ -55,7 +55,7 @@ def test_ended_owners_do_not_pile_up():
         owners[owner] = float(owner)
         deadlines.add(float(owner), owner)
         del owners[owner]
-        deadlines.drop()
+        deadlines.drop(owner)
     assert len(deadlines._heap) < 200
     assert deadlines.next() == 1e9
 
@@ -77,7 +77,7 @@ def test_any_order_of_events_is_as_a_dict_has_it():
                         owners[owner] += rng.randrange(10)
                     else:
                         del owners[owner]
-                        deadlines.drop()
+                        deadlines.drop(owner)
                 case _:
                     now += rng.randrange(6)
                     due = {owner for owner, deadline in owners.items() if deadline <= now}

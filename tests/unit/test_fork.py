@@ -101,7 +101,6 @@ thread.join()
     assert lines == ["StoreForked", "StoreForked", "None"]
 
 
-@pytest.mark.xfail(strict=True, reason="scrub takes the lock before it looks: the child hangs")
 def test_a_scrub_in_the_child_does_not_hang():
     """CC07."""
     lines = run("""
@@ -120,7 +119,6 @@ thread.join()
     assert lines == ["StoreForked"]
 
 
-@pytest.mark.xfail(strict=True, reason="the child reads memory that it does not have: SIGSEGV")
 def test_a_lease_of_the_parent_is_refused_in_the_child():
     """CC07."""
     lines = run("""
@@ -130,12 +128,10 @@ child(lambda: bytes(lease.views[0][:1]))
     assert lines == ["StoreForked"] * 2
 
 
-@pytest.mark.xfail(strict=True, reason="nobody asks about the fork")
 def test_a_lease_of_the_parent_is_not_valid_in_the_child():
     assert run("child(lambda: lease.valid())") == ["False"]
 
 
-@pytest.mark.xfail(strict=True, reason="unmapping the parent's pool takes what the child has there")
 def test_memory_of_the_child_outlives_the_store_that_it_inherited():
     """The child's own mappings come to lie where the pool was; giving that back must spare them."""
     lines = run("""
@@ -152,7 +148,6 @@ child(f)
     assert lines == ["True"]
 
 
-@pytest.mark.xfail(strict=True, reason="StoreForked replaces what left the block")
 def test_leaving_blocks_in_the_child_passes_its_own_error_on():
     lines = run("""
 reservation = session.reserve(namespace.keys([8]))

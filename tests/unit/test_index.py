@@ -19,7 +19,7 @@ def filled(specs, index=None, domain=SINGLE_DOMAIN):
         assert slot is not None
         slot.state = SlotState.READY
         entries.append(Entry(domain, spec, slot))
-        index.insert(entries[-1], spec.parent_key)
+        index.insert(entries[-1])
     return index, entries
 
 

@@ -182,7 +182,6 @@ class TestPutAndGet:
         assert writer_of(buffers[0], mine[0]) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="every part is taken for the whole block")
 def test_a_part_of_a_layout_is_as_long_as_it_is():
     layout = Layout.gqa(layers=4, kv_heads=2, head_dim=64, dtype="int8")
     namespace = kvstore.Namespace(model="m", fingerprint="f", layout=layout, block_tokens=16)
@@ -236,7 +235,6 @@ class TestClose:
         del array
         held.release()
 
-    @pytest.mark.xfail(strict=True, reason="LeaseInUse replaces the error that left the block")
     def test_leaving_by_an_error_passes_that_error_on(self, store, namespace):
         kept = []
 

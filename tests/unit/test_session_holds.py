@@ -198,7 +198,6 @@ class TestReservation:
             assert reservation.checksums[1:] == [None, None]
             other.abort()
 
-    @pytest.mark.xfail(strict=True, reason="views of committed blocks are handed out writable")
     def test_no_writable_view_of_a_committed_block_is_handed_out(self, session, namespace):
         keys = namespace.keys(range(2))
         with session.reserve(keys) as reservation:
@@ -244,14 +243,12 @@ class TestReservation:
         with pytest.raises(InvalidRequest, match=rf"commit\({count}\) of a batch of 2"):
             reservation.commit(count)
 
-    @pytest.mark.xfail(strict=True, reason="a count of another type is an untyped error")
     @pytest.mark.parametrize("count", [1.5, "1"])
     def test_a_count_that_is_no_integer_is_refused(self, session, namespace, count):
         reservation = session.reserve(namespace.keys(range(2)))
         with pytest.raises(InvalidRequest):
             reservation.commit(count)
 
-    @pytest.mark.xfail(strict=True, reason="nobody ends it: its memory is held for ever")
     def test_memory_of_a_forgotten_reservation_comes_back(self, store, session, namespace, clock):
         session.reserve(namespace.keys(range(2)), ttl_seconds=1)
         gc.collect()
@@ -259,14 +256,12 @@ class TestReservation:
         session.match([])
         assert store.check().held_bytes == 0
 
-    @pytest.mark.xfail(strict=True, reason="an empty reservation is never ended")
     def test_a_put_of_nothing_leaves_nothing_behind(self, store, session):
         keys = filled(session, 1, 2)
         assert session.put(keys, [], start=2) == []
         assert store.check().reservations == 0
 
 
-@pytest.mark.xfail(strict=True, reason="renew takes what lease refuses, or raises untyped errors")
 @pytest.mark.parametrize("seconds", [float("nan"), -1, "x", None, True, 0])
 def test_renew_refuses_what_lease_refuses(session, seconds):
     with session.lease(filled(session, 1, 1)) as lease, pytest.raises(InvalidRequest):

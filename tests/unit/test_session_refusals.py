@@ -60,19 +60,16 @@ class TestRefusals:
         with pytest.raises(InvalidKeys, match=r"keys\[0\] = b'x': expected a BlockKey"):
             session.match([b"x"])
 
-    @pytest.mark.xfail(strict=True, reason="an AttributeError or TypeError comes first")
     @pytest.mark.parametrize("keys", [[b"x", b"y"], None, 3, [None, None], "ab"])
     def test_things_that_are_no_keys(self, session, keys):
         for call in (session.match, session.lease, session.reserve, session.delete):
             with pytest.raises(InvalidRequest):
                 call(keys)
 
-    @pytest.mark.xfail(strict=True, reason="an AttributeError comes first")
     def test_a_put_of_things_that_are_no_keys(self, session):
         with pytest.raises(InvalidKeys):
             session.put([b"x"], [bytes(BLOCK_BYTES)])
 
-    @pytest.mark.xfail(strict=True, reason="one key twice is stored twice: check() fails after it")
     def test_one_key_twice(self, store, namespace):
         hash_ = b"h" * 32
         keys = namespace.keys_of_hashes([hash_, hash_], Source("engine"))
@@ -96,7 +93,6 @@ class TestRefusals:
         with pytest.raises(InvalidRequest, match=r"start is .*: allowed are 0 to 2"):
             session.reserve(namespace.keys(range(2)), start=start)
 
-    @pytest.mark.xfail(strict=True, reason="a ValueError or TypeError of Python's comes first")
     @pytest.mark.parametrize("start", [-1, "0", 1.0, None])
     def test_start_of_a_put(self, session, namespace, start):
         keys = namespace.keys(range(2))

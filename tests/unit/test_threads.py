@@ -6,6 +6,7 @@ import random
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,10 +77,10 @@ class Worker:
         for round_ in range(self.ROUNDS):
             keys = self.rng.choice(sequences)[: self.rng.randrange(1, 9)]
             writer = self.number * self.ROUNDS + round_
-            call = self.rng.choice([self.put, self.put, self.fill, self.delete])
-            call(keys, writer)
-            call = self.rng.choice([self.get, self.look])
-            hits += call(self.rng.choice(sequences))
+            change = self.rng.choice([self.put, self.put, self.fill, self.delete])
+            change(keys, writer)
+            read = self.rng.choice([self.get, self.look])
+            hits += read(self.rng.choice(sequences))
         return hits
 
     def put(self, keys, writer):
@@ -137,7 +138,7 @@ class TestThreads:
         assert (audit.leases, audit.reservations, audit.condemned_bytes) == (0, 0, 0)
         assert hits > 100
         assert store.scrub().corrupt == []
-        counters = store.stats()["counters"]
+        counters: Any = store.stats()["counters"]
         stored, dropped = counters["stored_blocks"]["dram"], counters["dropped_blocks"]
         assert stored - sum(dropped.values()) == audit.ready_blocks
         assert counters["copied_blocks"].keys() == {"ok"}

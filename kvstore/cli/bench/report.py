@@ -140,8 +140,8 @@ def _figures(name: str, samples: dict[str, dict[int, Sample]], payload: int) -> 
 def _alignment(is_aligned: bool) -> str:
     if is_aligned:
         return (
-            "Buffers are page-aligned on both sides; one that is not, as NumPy often makes them, can "
-            "cost\nup to half of the speed at 64 to 512 KiB (see --unaligned)."
+            "Buffers are page-aligned on both sides; one that is not, as NumPy often makes them,\n"
+            "can cost up to half of the speed at 64 to 512 KiB (see --unaligned)."
         )
     return "The caller's buffers start 16 bytes into a page, for the limit as well."
 

@@ -30,6 +30,10 @@ class DecoderModel(Protocol):
     def device(self) -> torch.device:
         """Where its parameters are."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its parameters."""
+
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Its weights."""
 

@@ -59,6 +59,7 @@ class PrefixCache:
         self._model = model
         self._store = store
         self._geometry = geometry.measure(model)
+        self._model_kind = (model.dtype, model.device)
         self._namespace = Namespace(
             model=identity.model_name(model),
             fingerprint=identity.fingerprint(model) if fingerprint is None else fingerprint,
@@ -100,6 +101,7 @@ class PrefixCache:
         """
         callers = _take_cache(arguments)
         refusals.check_call(self._model, input_ids, arguments)
+        refusals.check_unchanged(self._model, *self._model_kind)
         tokens: list[int] = input_ids[0].tolist()
         tally = Tally(len(tokens))
         from_caller = callers is not None and callers.get_seq_length() > 0

@@ -110,6 +110,18 @@ def check_call(model: DecoderModel, input_ids: torch.Tensor, arguments: Mapping[
     _check_mask(model, input_ids, arguments)
 
 
+def check_unchanged(model: DecoderModel, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise UnsupportedCache where the model is no longer what its fingerprint was taken from.
+
+    Edits of single weights are not seen.
+    """
+    if (model.dtype, model.device) != (dtype, device):
+        raise UnsupportedCache(
+            f"the model was {dtype} on {device} and is now {model.dtype} on {model.device}; make "
+            "another PrefixCache"
+        )
+
+
 def check_cache(cache: object) -> None:
     """Raise UnsupportedCache for a caller's cache that cannot be copied as keys and values."""
     if type(cache) is not DynamicCache or getattr(cache, "offloading", False):
