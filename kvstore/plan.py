@@ -26,14 +26,15 @@ SEEDS = 8
 
 class _Run(NamedTuple):
     entries: list[Entry]
-    highest_rank: Rank  # of its most valuable block: what evicting it costs
+    cost: tuple[Rank, int]  # the rank of its most valuable block, then the bytes that leave
 
 
 def choose_victims(slots: Slots, policy: Policy, size_bytes: int) -> list[Entry]:
     """The blocks to evict so that `size_bytes` fit in one piece; [] where nothing helps.
 
-    Of several runs, the one whose highest rank is the lowest. No block leaves while one on a lower
-    rung of the ladder could make the room. The caller drops what is returned.
+    Of several runs, the one whose highest rank is the lowest, and of those the smallest. No block
+    leaves while one on a lower rung of the ladder could make the room. The caller drops what is
+    returned.
     """
     best: _Run | None = None
     tried: list[Entry] = []
@@ -43,7 +44,7 @@ def choose_victims(slots: Slots, policy: Policy, size_bytes: int) -> list[Entry]
             break
         tried.append(seed)
         run = _grow(slots, policy, seed, size_bytes)
-        if run is not None and (best is None or run.highest_rank < best.highest_rank):
+        if run is not None and (best is None or run.cost < best.cost):
             best = run
         if run is not None and len(run.entries) == 1:
             break  # no later seed has a lower rank
@@ -80,4 +81,4 @@ def _grow(slots: Slots, policy: Policy, seed: Entry, size_bytes: int) -> _Run | 
         else:
             end = older.slot.end_bytes
             end += slots.free_after(end)
-    return _Run(entries, highest)
+    return _Run(entries, (highest, sum(entry.slot.size_bytes for entry in entries)))

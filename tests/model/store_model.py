@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kvstore.types import Outcome
@@ -62,6 +63,21 @@ class StoreModel:
             if key not in self.stored:
                 return position, self.why_missing(key)
         return len(keys), None
+
+    def leasable(
+        self, keys: list[Any], now: float, cap_bytes: int, size_of: Callable[[Any], int]
+    ) -> tuple[int, Outcome | None]:
+        """Blocks of the longest prefix that may be leased: all leased bytes have a cap."""
+        live = [record for record in self.leases if record.deadline > now]
+        leased = {block for record in live for block in record.held.items()}
+        room_bytes = cap_bytes - sum(size_of(key) for key, _ in leased)
+        blocks, reason = self.prefix(keys)
+        for position, key in enumerate(keys[:blocks]):
+            if (key, self.stored[key]) not in leased:
+                room_bytes -= size_of(key)
+                if room_bytes < 0:
+                    return position, Outcome.BUSY
+        return blocks, reason
 
     def why_missing(self, key: Any) -> Outcome:
         if key in self.pending:

@@ -44,6 +44,11 @@ ttls = st.sampled_from([0.5, 5.0, 30.0])
 waits = st.sampled_from([0.0, 0.0, 0.1, 10.0])
 
 
+def slot_size_of(key: Any) -> int:
+    layouts = {namespace.digest: namespace.layout for namespace in NAMESPACES}
+    return slot_size_bytes(layouts[key.namespace_digest].bytes_per_block(key.token_count))
+
+
 class StoreMachine(RuleBasedStateMachine):
     """Rules are calls of the SDK; invariants hold after each."""
 
@@ -137,7 +142,7 @@ class StoreMachine(RuleBasedStateMachine):
         buffers = [np.full(self.length_of(n, key), 0xEE, np.uint8) for key in keys]
         outcomes = self.sessions[n].get_into(keys, buffers, wait_seconds=wait)
         self.model.settle(self.clock.now())
-        blocks, reason = self.model.prefix(keys)
+        blocks, reason = self.leasable(keys)
         assert outcomes == [Outcome.OK] * blocks + [reason] * (len(keys) - blocks)
         for key, buffer in zip(keys[:blocks], buffers, strict=False):
             assert writer_of(buffer, key) == self.model.stored[key]
@@ -150,7 +155,7 @@ class StoreMachine(RuleBasedStateMachine):
         lease = self.sessions[n].lease(keys, ttl_seconds=ttl, wait_seconds=wait)
         now = self.clock.now()
         self.model.settle(now)
-        assert (lease.blocks, lease.reason) == self.model.prefix(keys)
+        assert (lease.blocks, lease.reason) == self.leasable(keys)
         held = {key: self.model.stored[key] for key in keys[: lease.blocks]}
         if held:
             self.model.leases.append(LeaseRecord(lease, held, now, ttl))
@@ -271,6 +276,10 @@ class StoreMachine(RuleBasedStateMachine):
         room = tier["dram"]["largest_free_bytes"]
         self.may_evict = bool(pending) or missing > room
         return keys, start, self.writers
+
+    def leasable(self, keys: list[Any]) -> tuple[int, Outcome | None]:
+        """What a lease must give now: at most half of the tier is leased at a time."""
+        return self.model.leasable(keys, self.clock.now(), CAPACITY_BYTES // 2, slot_size_of)
 
     def length_of(self, n: int, key: Any) -> int:
         return NAMESPACES[n].layout.bytes_per_block(key.token_count)

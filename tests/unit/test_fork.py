@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 
 #: `child(f)` prints what `f` gave or raised in a forked child, or the signal that ended it.

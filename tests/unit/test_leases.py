@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.lease import LEASE_SECONDS_MAX
 from kvstore.types import SINGLE_DOMAIN, Outcome
-from tests.core_driver import Driver, chain
+from tests.core_driver import UNIT_BYTES, Driver, chain
 
 GRANTED, FULL = Outcome.GRANTED, Outcome.FULL
 
@@ -275,3 +275,59 @@ class TestWaiting:
         driver.tick(1)
         assert driver.answers[room_id].outcomes == [FULL] * 2
         assert driver.match(blocks, domain=SINGLE_DOMAIN).blocks == 2
+
+
+class TestCap:
+    """Readers may hold half of the tier; the rest stays open to writers."""
+
+    @pytest.fixture
+    def capped(self):
+        """Room for eight blocks, four of which may be leased; a0..a3 and b0..b3 in it."""
+        driver = Driver(8)
+        driver.core._leases.cap_bytes = 4 * UNIT_BYTES
+        driver.put(chain("a", 4))
+        driver.put(chain("b", 4))
+        return driver
+
+    def test_what_goes_over_it_is_busy(self, capped):
+        first = capped.lease(chain("a", 3))
+        second = capped.lease(chain("b", 4))
+        assert (len(second.places), second.reason) == (1, Outcome.BUSY)
+        assert capped.lease(chain("b", 1)).reason is None, "leased already: it costs nothing"
+        assert capped.release(first)
+        assert len(capped.lease(chain("b", 4)).places) == 4
+
+    def test_a_writer_always_finds_the_other_half(self, capped):
+        """CA03."""
+        capped.lease(chain("a", 4))
+        capped.lease(chain("b", 4))
+        assert capped.put(chain("c", 4)) == [GRANTED] * 4
+
+    def test_deleted_blocks_count_while_they_are_leased(self, capped):
+        lease = capped.lease(chain("a", 4))
+        capped.delete(chain("a", 4))
+        assert capped.lease(chain("b", 1)).reason is Outcome.BUSY
+        assert capped.release(lease)
+        assert capped.lease(chain("b", 1)).reason is None
+
+    def test_a_lease_waits_for_a_release_that_makes_place(self, capped):
+        first = capped.lease(chain("a", 4))
+        lease_id = capped.begin_lease(chain("b", 4), wait_seconds=5)
+        assert lease_id not in capped.answers
+        capped.release(first)
+        assert len(capped.answers[lease_id].places) == 4
+
+    def test_it_takes_what_fits_at_its_deadline(self, capped):
+        capped.lease(chain("a", 3))
+        lease_id = capped.begin_lease(chain("b", 4), wait_seconds=5)
+        capped.tick(5)
+        assert len(capped.answers[lease_id].places) == 1
+        assert capped.answers[lease_id].reason is Outcome.BUSY
+
+    @pytest.mark.xfail(strict=True, reason="it waits for what no release can bring")
+    def test_a_lease_that_can_never_fit_does_not_wait(self):
+        driver = Driver(8)
+        driver.core._leases.cap_bytes = 4 * UNIT_BYTES
+        driver.put(chain("a", 6))
+        lease_id = driver.begin_lease(chain("a", 6), wait_seconds=5)
+        assert len(driver.answers[lease_id].places) == 4

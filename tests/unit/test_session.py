@@ -145,13 +145,15 @@ class TestPutAndGet:
 
     def test_a_full_store_refuses_and_works_again(self, session, namespace, clock):
         """CA03."""
-        leases = [session.lease(filled(session, name, 8)) for name in (1, 2)]
+        lease = session.lease(filled(session, 1, 8))
+        writer = session.reserve(namespace.keys([2] * 8))
         started = clock.now()
         keys = namespace.keys([9])
         assert session.put(keys, payloads(keys), wait_seconds=2) == [FULL]
         assert clock.now() == started + 2
-        leases[0].release()
+        lease.release()
         assert session.put(keys, payloads(keys)) == [OK]
+        writer.abort()
 
     def test_five_times_its_size_stays_in_the_store(self, store, session):
         """CA01."""
