@@ -225,6 +225,9 @@ class StoreMachine(RuleBasedStateMachine):
         parts = audit.free_bytes + audit.ready_bytes + audit.reserved_bytes + audit.held_bytes
         assert parts + audit.condemned_bytes == audit.capacity_bytes
         assert audit.ready_blocks == len(self.model.stored)
+        now = self.clock.now()
+        assert audit.leases == sum(record.deadline > now for record in self.model.leases)
+        assert audit.reservations == len(self.model.reservations)
 
     @invariant()
     def leased_blocks_are_what_they_were(self) -> None:

@@ -144,8 +144,9 @@ class Display:
         """Say what is going to happen, before it does."""
         text = (
             f"A Llama of {parameters.layers} layers, hidden size {parameters.hidden} and "
-            f"{parameters.kv_heads} KV heads, in fp32, with random weights made here: nothing is "
-            f"downloaded. It answers a prompt of {parameters.prompt_tokens:,} tokens and then a "
+            f"{parameters.kv_heads} KV head{'s' * (parameters.kv_heads > 1)}, in fp32, with "
+            "random weights made here: nothing is downloaded. "
+            f"It answers a prompt of {parameters.prompt_tokens:,} tokens and then a "
             "second turn, without the store and with it (in host memory), and every token is "
             "compared. At the default sizes: half a minute on two free cores."
         )
