@@ -51,7 +51,7 @@ def audit(
     problems += _users_problems(blocks, leases, entries_in_transfer)
     problems += _owner_problems(blocks, reservations)
     problems += _eviction_problems(blocks)
-    problems += _quota_problems(blocks, leases, retention)
+    problems += _quota_problems(blocks, retention)
     by_state = {state: slots.bytes_in(state) for state in SlotState}
     if slots.free_bytes + sum(by_state.values()) != slots.capacity_bytes:
         problems.append("free + ready + reserved + held + condemned is not the capacity")
@@ -64,24 +64,19 @@ def audit(
         by_state[SlotState.RESERVED],
         by_state[SlotState.HELD],
         by_state[SlotState.CONDEMNED],
-        sum(entry.slot.state is SlotState.READY for entry in blocks.index),
+        sum(entry.is_ready for entry in blocks.index),
         len(list(leases)),
         len(reservations),
     )
 
 
-def _quota_problems(blocks: Residency, leases: Leases, retention: Retention) -> list[str]:
-    """What caps and quotas are measured by is what is leased and pinned."""
-    leased = {entry for lease in leases for entry in lease.entries}
-    leased_bytes = sum(entry.slot.size_bytes for entry in leased)
-    pinned_bytes = sum(e.slot.size_bytes for e in blocks.index if e.hard_pinned_until is not None)
+def _quota_problems(blocks: Residency, retention: Retention) -> list[str]:
+    """What quotas are measured by is what is pinned."""
+    pinned_bytes = sum(e.size_bytes for e in blocks.index if e.hard_pinned_until is not None)
     booked_bytes = sum(retention.hard_pinned_bytes.values())
-    problems = []
-    if leased_bytes != leases.leased_bytes:
-        problems.append(f"{leased_bytes} bytes are leased, {leases.leased_bytes} booked")
     if pinned_bytes != booked_bytes:
-        problems.append(f"{pinned_bytes} bytes are hard-pinned, {booked_bytes} booked")
-    return problems
+        return [f"{pinned_bytes} bytes are hard-pinned, {booked_bytes} booked"]
+    return []
 
 
 def _users_problems(
@@ -134,11 +129,12 @@ def _eviction_problems(blocks: Residency) -> list[str]:
     reclaimable_bytes = 0
     children = Counter((entry.domain, entry.parent_key) for entry in blocks.index)
     for entry in blocks.index:
-        is_reclaimable = entry.slot.state is SlotState.READY and not entry.users
-        if is_reclaimable:
+        if entry.is_ready != (entry.slot.state is SlotState.READY):
+            problems.append(f"{entry!r}: readable is {entry.is_ready}")
+        if entry.is_evictable:
             reclaimable_bytes += entry.slot.size_bytes
-        if entry.is_evictable != is_reclaimable:
-            problems.append(f"{entry!r}: may be evicted: {entry.is_evictable}, wrongly")
+            if entry.queued_rank is None:
+                problems.append(f"{entry!r} could leave, and its policy does not know it")
         resident = children[entry.domain, entry.key]
         if entry.children != resident:
             problems.append(f"{entry!r}: {entry.children} children, {resident} resident")

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     Bytes = NDArray[np.uint8]
 
 
+_BYTE = np.dtype(np.uint8)
+
+
 def as_bytes(buffer: object, *, is_writable: bool) -> Bytes:
     """The memory of `buffer` as a flat array of bytes, without a copy.
 
@@ -30,6 +33,10 @@ def as_bytes(buffer: object, *, is_writable: bool) -> Bytes:
     InvalidBuffer for what is not C-contiguous, not in host memory, or read-only where it is to be
     written.
     """
+    if type(buffer) is np.ndarray and buffer.dtype is _BYTE and buffer.strides == (1,):
+        if is_writable and not buffer.flags.writeable:
+            raise InvalidBuffer(f"a buffer of {buffer.nbytes} bytes is read-only")
+        return buffer
     # Whoever has a tensor has imported torch; this package does not.
     tensor_type = getattr(sys.modules.get("torch"), "Tensor", None)
     if tensor_type is not None and isinstance(buffer, tensor_type):

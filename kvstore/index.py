@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvstore.slots import Slot, SlotState
-from kvstore.types import Outcome
+from kvstore.types import Outcome, Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from kvstore.messages import BlockSpec
     from kvstore.policy import Rank
+    from kvstore.slots import Slot
 
 #: How many keys that were dropped are remembered, with the reason.
 HISTORY_ENTRIES = 65_536
@@ -35,14 +35,15 @@ class Entry:
         "expires_at",
         "hard_pinned_until",
         "hits",
-        "is_evictable",
         "is_partial",
+        "is_ready",
         "is_soft_pinned",
         "key",
-        "leases",
         "length_bytes",
         "parent_key",
+        "place",
         "queued_rank",
+        "size_bytes",
         "slot",
         "soft_pinned_until",
         "stamp",
@@ -57,10 +58,14 @@ class Entry:
         self.is_partial = spec.is_partial
         self.length_bytes = spec.length_bytes
         self.slot = slot
+        # What every read needs stands here once more: an entry is one cache miss, each object that
+        # it refers to another one.
+        self.is_ready = False
+        self.size_bytes = slot.size_bytes
+        self.place = Place(domain + spec.key, slot.offset_bytes, spec.length_bytes, slot.generation)
         self.parent_key = spec.parent_key
         self.children = 0
         self.users = 0
-        self.leases = 0
         self.hits = 0
         self.entry_id = 0
         self.expires_at: float | None = None
@@ -68,11 +73,14 @@ class Entry:
         self.is_soft_pinned = False
         self.hard_pinned_until: float | None = None  # infinity: until it is unpinned
         self.checksum: int | None = None
-        # The policy's own: when it was last used, whether it may leave, and where the policy
-        # keeps it.
+        # The policy's own: when it was last used, and where it stands in the queue.
         self.stamp = 0.0
-        self.is_evictable = False
         self.queued_rank: Rank | None = None
+
+    @property
+    def is_evictable(self) -> bool:
+        """Ready, and nobody uses it."""
+        return self.is_ready and not self.users
 
     def __repr__(self) -> str:
         return f"Entry({self.key.hex()[:12]}, {self.slot!r}, users {self.users})"
@@ -108,7 +116,7 @@ class Index:
             return entries
         for key in keys:
             entry = table.get(key)
-            if entry is None or entry.slot.state is not SlotState.READY:
+            if entry is None or not entry.is_ready:
                 break
             entries.append(entry)
         return entries

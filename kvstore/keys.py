@@ -12,9 +12,8 @@ import functools
 import hashlib
 import re
 from dataclasses import dataclass, field
-from itertools import groupby, repeat
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvstore.encoding import (
     TEXT_BYTES_MAX,
@@ -65,6 +64,8 @@ BLOCK_TOKENS_MAX = 1_048_576
 HASH_BYTES_MAX = 128
 #: Two prefixes with one hash would be one block: a hash cut down to an integer is not fit for that.
 HASH_BYTES_MIN = 16
+#: Storage keys that a `KeyMaker` remembers of each source: about 6 MiB.
+MADE_KEYS_MAX = 32_768
 
 _ADAPTER = re.compile(r"sha256:([0-9a-fA-F]{64})")
 
@@ -235,81 +236,99 @@ def storage_key(block_key: BlockKey, part: Part) -> bytes:
 
     Whether the part fits the namespace's layout cannot be seen here: `KeyMaker` checks that.
     """
-    return _storage_keys(
-        block_key.namespace_digest, block_key.source, [block_key.chain_hash], part.encoding()
-    )[0]
+    return _SourceKeys(block_key.namespace_digest, block_key.source, part).make(
+        block_key.chain_hash
+    )
 
 
 class KeyMaker:
     """Storage keys of one part of a namespace's blocks, in batches.
 
-    Raises InvalidLayout where the namespace's layout cannot have that part.
+    Remembers the keys that it made last, since a prefix is looked up, read and extended with the
+    same ones. Raises InvalidLayout where the namespace's layout cannot have that part.
     """
 
     def __init__(self, namespace: Namespace, part: Part) -> None:
         """Check the part and encode it once for all keys."""
         namespace.layout.check_part(part)
         self._namespace_digest = namespace.digest
-        self._part = part.encoding()
+        self._part = part
+        self._of_source: dict[bytes, _SourceKeys] = {}
+        self._own = self._source_keys(OWN_CHAIN.encoding())
 
     def keys(self, block_keys: Sequence[BlockKey]) -> list[bytes]:
         """`storage_key` of each block, in order.
 
         Raises InvalidKeys, naming the position, for a key of another namespace.
         """
-        given: Sequence[object] = block_keys
+        digest = self._namespace_digest
+        source, maker = b"", self._own
+        keys: list[bytes] = []
+        for block_key in block_keys:
+            if type(block_key) is not BlockKey or block_key[0] != digest:
+                self._refuse(block_keys)
+            _, key_source, chain_hash, *_ = block_key
+            if key_source is not source:
+                source, maker = key_source, self._source_keys(key_source)
+            keys.append(maker.made.get(chain_hash) or maker.make(chain_hash))
+        return keys
+
+    def keys_and_parents(
+        self, block_keys: Sequence[BlockKey]
+    ) -> tuple[list[bytes], list[bytes | None]]:
+        """`keys`, and the storage key of each block's parent: None for the first of a sequence."""
+        keys = self.keys(block_keys)
+        parents: list[bytes | None] = []
+        for block_key in block_keys:
+            parent_hash = block_key.parent_hash
+            if parent_hash == ROOT_HASH:
+                parents.append(None)
+                continue
+            maker = self._source_keys(block_key.source)
+            parents.append(maker.made.get(parent_hash) or maker.make(parent_hash))
+        return keys, parents
+
+    def _source_keys(self, source: bytes) -> _SourceKeys:
+        maker = self._of_source.get(source)
+        if maker is None:
+            maker = _SourceKeys(self._namespace_digest, source, self._part)
+            self._of_source[source] = maker
+        return maker
+
+    def _refuse(self, given: Sequence[object]) -> NoReturn:
+        """Name the first key that is none of this namespace's."""
         for position, block_key in enumerate(given):
-            if not isinstance(block_key, BlockKey):
+            if type(block_key) is not BlockKey:
                 raise InvalidKeys(f"keys[{position}] = {shown(block_key)}: expected a BlockKey")
             if block_key.namespace_digest != self._namespace_digest:
                 raise InvalidKeys(
                     f"keys[{position}] is of namespace {block_key.namespace_digest.hex()[:12]}…: "
                     f"expected keys of {self._namespace_digest.hex()[:12]}…"
                 )
-        keys: list[bytes] = []
-        for source, blocks in groupby(block_keys, attrgetter("source")):
-            keys += self._hash(source, [block.chain_hash for block in blocks])
-        return keys
-
-    def keys_and_parents(
-        self, block_keys: Sequence[BlockKey]
-    ) -> tuple[list[bytes], list[bytes | None]]:
-        """`keys`, and the storage key of each block's parent: None for the first of a sequence.
-
-        A parent that is itself in the batch is not hashed again.
-        """
-        keys = self.keys(block_keys)
-        known = {
-            (block.source, block.chain_hash): key
-            for block, key in zip(block_keys, keys, strict=True)
-        }
-        parents: list[bytes | None] = []
-        for block in block_keys:
-            if block.parent_hash == ROOT_HASH:
-                parents.append(None)
-                continue
-            parent = known.get((block.source, block.parent_hash))
-            parents.append(parent or self._hash(block.source, [block.parent_hash])[0])
-        return keys, parents
-
-    def _hash(self, source: bytes, hashes: list[bytes]) -> list[bytes]:
-        return _storage_keys(self._namespace_digest, source, hashes, self._part)
+        raise InvalidKeys("the keys changed while they were read")
 
 
-def _storage_keys(
-    namespace_digest: bytes, source: bytes, hashes: list[bytes], part: bytes
-) -> list[bytes]:
-    """SHA-256 of (format version, namespace digest, source, chain hash, part): nowhere else."""
-    shared = hashlib.sha256(encode_fields(u32(FORMAT_VERSION), namespace_digest, source))
-    tail = encode_fields(part)
-    keys: list[bytes] = []
-    for chain_hash in hashes:
-        # What all keys begin with is hashed once; the two fields that follow are encode_fields'
-        # bytes written out, since a call of it would take longer than the hash.
-        message = shared.copy()
-        message.update(len(chain_hash).to_bytes(4, "little") + chain_hash + tail)
-        keys.append(message.digest())
-    return keys
+class _SourceKeys:
+    """Storage keys of the hashes of one source: the only place where they are made.
+
+    SHA-256 of the fields (format version, namespace digest, source, chain hash, part). All but the
+    hash is the same for all keys, so its bytes are kept; a call of `encode_fields` for each key
+    would take longer than hashing it.
+    """
+
+    def __init__(self, namespace_digest: bytes, source: bytes, part: Part) -> None:
+        self.made: dict[bytes, bytes] = {}
+        self._before = encode_fields(u32(FORMAT_VERSION), namespace_digest, source)
+        self._after = encode_fields(part.encoding())
+
+    def make(self, chain_hash: bytes) -> bytes:
+        """The storage key of a hash, remembered in `made`."""
+        message = self._before + u32(len(chain_hash)) + chain_hash + self._after
+        key = hashlib.sha256(message).digest()
+        if len(self.made) >= MADE_KEYS_MAX:
+            self.made.clear()
+        self.made[chain_hash] = key
+        return key
 
 
 def _chain_hashes(

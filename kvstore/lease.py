@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from kvstore.deadlines import Deadlines
 from kvstore.messages import LeaseAnswer
-from kvstore.residency import place_of
 from kvstore.types import Outcome
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ class Leases:
         self._leases: dict[int, Lease] = {}
         self._deadlines = Deadlines(self._deadline_of)
         self._last_id = 0
-        self.leased_bytes = 0  # slots of entries that are leased at least once
         self.cap_bytes = int(blocks.slots.capacity_bytes * LEASED_FRACTION)
 
     def __iter__(self) -> Iterator[Lease]:
@@ -75,22 +73,13 @@ class Leases:
             counters.add("misses", len(request.keys) - len(entries), reason)
         if not entries:
             return LeaseAnswer(0, [], now, {}, reason)
-        tokens = 0
-        for entry in entries:
-            entry.hits += 1
-            tokens += entry.token_count
-            if not entry.leases:
-                self.leased_bytes += entry.slot.size_bytes
-            entry.leases += 1
-        counters.add("hit_blocks", len(entries), tier)
-        counters.add("hit_tokens", tokens, tier)
+        self._blocks.hit(entries)
         self._blocks.add_users(entries)
-        self._blocks.touch(entries)
         self._last_id += 1
         lease = Lease(self._last_id, entries, now, request.ttl_seconds)
         self._leases[lease.lease_id] = lease
         self._deadlines.add(lease.deadline, lease.lease_id)
-        places = [place_of(entry) for entry in entries]
+        places = [entry.place for entry in entries]
         return LeaseAnswer(lease.lease_id, places, lease.deadline, {tier: len(entries)}, reason)
 
     def renew(self, lease_id: int, ttl_seconds: float, now: float) -> float | None:
@@ -120,21 +109,20 @@ class Leases:
         return self._deadlines.next()
 
     def _fitting(self, entries: list[Entry]) -> int:
-        """How many of `entries` can be leased within the cap, from the first one on."""
-        room_bytes = self.cap_bytes - self.leased_bytes
+        """How many of `entries` can be leased within the cap, from the first one on.
+
+        What is in use for another reason (a hard pin, our own I/O) counts as if it were leased.
+        """
+        room_bytes = self.cap_bytes - self._blocks.used_bytes
         for position, entry in enumerate(entries):
-            if not entry.leases:
-                room_bytes -= entry.slot.size_bytes
+            if not entry.users:
+                room_bytes -= entry.size_bytes
                 if room_bytes < 0:
                     return position
         return len(entries)
 
     def _end(self, lease: Lease, reason: str) -> None:
         self._counters.add("ended_leases", 1, reason)
-        for entry in lease.entries:
-            entry.leases -= 1
-            if not entry.leases:
-                self.leased_bytes -= entry.slot.size_bytes
         self._blocks.drop_users(lease.entries)
 
     def _deadline_of(self, lease_id: int) -> float | None:

@@ -64,6 +64,26 @@ class LeaseAnswer(NamedTuple):
     reason: Outcome | None
 
 
+class ReadRequest(NamedTuple):
+    """Where is the longest prefix of `keys`? It counts as read, and nothing is held.
+
+    Whoever copies from these places looks at their generations afterwards: one that has changed
+    means that its block was evicted under the copy.
+    """
+
+    domain: bytes
+    keys: Sequence[bytes]
+    tokens: int  # of all keys, for the counters
+    wait_seconds: float
+
+
+class ReadAnswer(NamedTuple):
+    """The places of the longest prefix that is readable, and why it ends there."""
+
+    places: list[Place]
+    reason: Outcome | None
+
+
 class RenewRequest(NamedTuple):
     """Let a lease end no earlier than `ttl_seconds` from now; never shortens it."""
 
@@ -77,11 +97,21 @@ class RenewAnswer(NamedTuple):
     deadline: float | None
 
 
+class LostRequest(NamedTuple):
+    """Blocks that were granted to a reader and whose copy came too late, for the counters."""
+
+    blocks: int
+    outcome: Outcome
+
+
+class LostAnswer(NamedTuple):
+    """Counted."""
+
+
 class ReleaseRequest(NamedTuple):
-    """End a lease. `copied` has what became of the blocks that were copied out under it."""
+    """End a lease."""
 
     lease_id: int
-    copied: dict[Outcome, int]
 
 
 class ReleaseAnswer(NamedTuple):
@@ -209,8 +239,10 @@ class ScrubAnswer(NamedTuple):
 Request = (
     MatchRequest
     | LeaseRequest
+    | ReadRequest
     | RenewRequest
     | ReleaseRequest
+    | LostRequest
     | ReserveRequest
     | CommitRequest
     | AbortRequest
@@ -223,8 +255,10 @@ Request = (
 Answer = (
     MatchAnswer
     | LeaseAnswer
+    | ReadAnswer
     | RenewAnswer
     | ReleaseAnswer
+    | LostAnswer
     | ReserveAnswer
     | CommitAnswer
     | AbortAnswer

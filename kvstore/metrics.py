@@ -23,7 +23,7 @@ COUNTERS = {
     "ended_leases": ("reason", "leases that ended: released, expired"),
     "ended_reservations": ("reason", "reservations that ended: committed, aborted, expired"),
     "differing_puts": ("", "puts of a present key with other bytes; the first ones stay"),
-    "copied_blocks": ("outcome", "leased blocks that were copied out, by what became of them"),
+    "lost_blocks": ("outcome", "hit blocks that were copied too late: lease or block was gone"),
 }
 
 
@@ -37,7 +37,8 @@ class Counters:
         """Count `amount` more. The name must be listed in `COUNTERS`."""
         if name not in COUNTERS:
             raise KeyError(f"no counter {name!r}")
-        self._values[name, label] += amount
+        if amount:
+            self._values[name, label] += amount
 
     def __getitem__(self, name_and_label: tuple[str, str]) -> int:
         return self._values[name_and_label]

@@ -81,4 +81,4 @@ def _grow(slots: Slots, policy: Policy, seed: Entry, size_bytes: int) -> _Run | 
         else:
             end = older.slot.end_bytes
             end += slots.free_after(end)
-    return _Run(entries, (highest, sum(entry.slot.size_bytes for entry in entries)))
+    return _Run(entries, (highest, sum(entry.size_bytes for entry in entries)))

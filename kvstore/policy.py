@@ -46,17 +46,17 @@ class Policy(Protocol):
         ...
 
     def add(self, entry: Entry) -> None:
-        """Nothing protects `entry`, or its rank has changed. Adding again does no harm."""
+        """Nothing protects `entry` any more, or its rank has sunk. Adding again does no harm."""
         ...
 
     def remove(self, entry: Entry) -> None:
-        """`entry` is protected from now on, or gone."""
+        """`entry` is gone. What is merely protected need not be removed."""
         ...
 
     def pop_victim(self) -> Entry | None:
-        """The block that should leave first, and after it the next; None where nothing may.
+        """The evictable block that should leave first, and after it the next; None: there is none.
 
-        It is still evictable: the caller removes it, or adds it again to keep it.
+        The caller drops it, or adds it again to keep it.
         """
         ...
 
@@ -83,7 +83,7 @@ class LruPolicy:
         self._clock = 0.0
         self._pushes = 0
         self._queue: list[tuple[Rank, int, Entry]] = []
-        self._evictable = 0
+        self._gone = 0  # tuples of entries that were removed
 
     def rank(self, entry: Entry) -> Rank:
         """The rung, parents behind leaves, then the last use."""
@@ -104,27 +104,24 @@ class LruPolicy:
 
     def add(self, entry: Entry) -> None:
         """Queue an entry, unless it is queued and its rank has not sunk."""
-        if not entry.is_evictable:
-            entry.is_evictable = True
-            self._evictable += 1
         rank = self.rank(entry)
         if entry.queued_rank is None or rank < entry.queued_rank:
             self._push(entry, rank)
 
     def remove(self, entry: Entry) -> None:
         """Forget an entry; its tuple in the queue is passed over when it comes up."""
-        if entry.is_evictable:
-            entry.is_evictable = False
-            self._evictable -= 1
-            if len(self._queue) > 2 * self._evictable + 1024:
+        if entry.queued_rank is not None:
+            entry.queued_rank = None
+            self._gone += 1
+            if self._gone > len(self._queue) // 2 + 1024:
                 self._compact()
 
     def pop_victim(self) -> Entry | None:
-        """The entry of the lowest rank."""
+        """The entry of the lowest rank. What is protected now is queued again when it is added."""
         while self._queue:
             queued_rank, _, entry = heappop(self._queue)
             if queued_rank != entry.queued_rank:
-                continue  # queued again since, with a lower rank
+                continue  # gone, or queued again since with a lower rank
             entry.queued_rank = None
             if not entry.is_evictable:
                 continue
@@ -141,17 +138,9 @@ class LruPolicy:
         heappush(self._queue, (rank, self._pushes, entry))
 
     def _compact(self) -> None:
-        kept = []
-        for item in self._queue:
-            rank, _, entry = item
-            if rank != entry.queued_rank:
-                continue
-            if entry.is_evictable:
-                kept.append(item)
-            else:
-                entry.queued_rank = None
-        self._queue = kept
+        self._queue = [item for item in self._queue if item[0] == item[2].queued_rank]
         heapify(self._queue)
+        self._gone = 0
 
 
 class LruRPolicy(LruPolicy):

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.deadlines import Deadlines
 from kvstore.messages import ReserveAnswer
-from kvstore.residency import place_of
-from kvstore.slots import SlotState, slot_size_bytes
+from kvstore.slots import slot_size_bytes
 from kvstore.types import Outcome
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ class Reservation:
         return ReserveAnswer(
             self.reservation_id,
             list(self.outcomes),
-            [place_of(e) if e and outcome is Outcome.GRANTED else None for e, outcome in pairs],
+            [e.place if e and outcome is Outcome.GRANTED else None for e, outcome in pairs],
             [e.checksum if e and outcome is Outcome.PRESENT else None for e, outcome in pairs],
             self.deadline,
         )
@@ -112,7 +111,7 @@ class Reservations:
         if not batch:
             return ReserveAnswer(0, [], [], [], now)
         found = [blocks.index.find(domain, spec.key) for spec in batch]
-        present = [e for e in found if e is not None and e.slot.state is SlotState.READY]
+        present = [e for e in found if e is not None and e.is_ready]
         missing_bytes = sum(
             slot_size_bytes(spec.length_bytes)
             for spec, entry in zip(batch, found, strict=True)
@@ -161,8 +160,9 @@ class Reservations:
             self._blocks.publish(entry)
             if reservation.expire_seconds is not None:
                 self._retention.expire_at(entry, now + reservation.expire_seconds)
-            self._counters.add("stored_blocks", 1, self._blocks.tier)
-            self._counters.add("stored_bytes", entry.length_bytes, self._blocks.tier)
+        stored_bytes = sum(entry.length_bytes for entry in published)
+        self._counters.add("stored_blocks", len(published), self._blocks.tier)
+        self._counters.add("stored_bytes", stored_bytes, self._blocks.tier)
         reservation.committed = count
         visible = [e for e in reservation.entries[:count] if e is not None]
         self._blocks.touch(reservation.prefix + visible)
@@ -202,7 +202,7 @@ class Reservations:
             if Outcome.FULL not in reservation.outcomes:
                 entry = self._blocks.reserve(domain, spec)
             outcome = Outcome.FULL if entry is None else Outcome.GRANTED
-        elif entry.slot.state is not SlotState.READY:
+        elif not entry.is_ready:
             entry, outcome = None, Outcome.PENDING
         reservation.entries.append(entry)
         reservation.outcomes.append(outcome)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kvstore.index import Entry, Index
 from kvstore.plan import choose_victims
 from kvstore.slots import Slot, Slots, SlotState, slot_size_bytes
-from kvstore.types import Outcome, Place
+from kvstore.types import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -50,7 +50,7 @@ class Residency:
     def find_ready(self, domain: bytes, key: bytes) -> Entry | None:
         """The entry of a key that readers may see."""
         entry = self.index.find(domain, key)
-        return entry if entry is not None and entry.slot.state is SlotState.READY else None
+        return entry if entry is not None and entry.is_ready else None
 
     # -- protection --------------------------------------------------------------------------
 
@@ -58,8 +58,7 @@ class Residency:
         """Protect ready entries, once more each."""
         for entry in entries:
             if not entry.users:
-                self.reclaimable_bytes -= entry.slot.size_bytes
-                self._policy.remove(entry)
+                self.reclaimable_bytes -= entry.size_bytes
             entry.users += 1
 
     def drop_users(self, entries: Iterable[Entry]) -> None:
@@ -68,17 +67,33 @@ class Residency:
             entry.users -= 1
             if entry.users:
                 continue
-            if entry.slot.state is SlotState.READY:
-                self.reclaimable_bytes += entry.slot.size_bytes
-                self._policy.add(entry)
+            if entry.is_ready:
+                self.reclaimable_bytes += entry.size_bytes
+                if entry.queued_rank is None:
+                    self._policy.add(entry)
             else:
                 self.condemned.remove(entry)
                 self.slots.free(entry.slot)
+
+    @property
+    def used_bytes(self) -> int:
+        """Slots of ready blocks that somebody uses."""
+        return self.slots.bytes_in(SlotState.READY) - self.reclaimable_bytes
 
     def rerank(self, entry: Entry) -> None:
         """The rank of an entry has changed by other means than its use."""
         if entry.is_evictable:
             self._policy.add(entry)
+
+    def hit(self, entries: Sequence[Entry]) -> None:
+        """These blocks of one prefix, in prefix order, are read."""
+        tokens = 0
+        for entry in entries:
+            entry.hits += 1
+            tokens += entry.token_count
+        self._counters.add("hit_blocks", len(entries), self.tier)
+        self._counters.add("hit_tokens", tokens, self.tier)
+        self._policy.touch(entries)
 
     def touch(self, entries: Sequence[Entry]) -> None:
         """These blocks of one prefix, in prefix order, were used."""
@@ -108,6 +123,7 @@ class Residency:
     def publish(self, entry: Entry) -> None:
         """Make a filled entry visible. Its first user is the caller's."""
         entry.users = 1
+        entry.is_ready = True
         self.slots.move(entry.slot, SlotState.READY)
         self.index.forget_history(entry)
 
@@ -122,6 +138,8 @@ class Residency:
     def drop(self, entry: Entry, reason: Outcome | None) -> None:
         """Hide a ready entry at once; free it now or after its last user. None: deleted."""
         self.before_drop(entry)
+        entry.is_ready = False
+        self._policy.remove(entry)
         self._unlink(entry, reason)
         label = "deleted" if reason is None else reason
         if not entry.hits:
@@ -132,8 +150,7 @@ class Residency:
             self.slots.move(entry.slot, SlotState.CONDEMNED)
             self.condemned.add(entry)
         else:
-            self.reclaimable_bytes -= entry.slot.size_bytes
-            self._policy.remove(entry)
+            self.reclaimable_bytes -= entry.size_bytes
             self.slots.free(entry.slot)
 
     def trim(self, low_bytes: int, blocks_max: int) -> bool:
@@ -165,9 +182,3 @@ class Residency:
 
 def _nothing(_: Entry) -> None:
     pass
-
-
-def place_of(entry: Entry) -> Place:
-    """Where an entry's bytes lie."""
-    slot = entry.slot
-    return Place(entry.domain + entry.key, slot.offset_bytes, entry.length_bytes, slot.generation)

@@ -98,7 +98,7 @@ class Retention:
             entry.hard_pinned_until = max(entry.hard_pinned_until, until)
             self._watch(entry)
             return Outcome.OK
-        size = entry.slot.size_bytes
+        size = entry.size_bytes
         if self.hard_pinned_bytes[entry.domain] + size > self.quota_bytes:
             return Outcome.QUOTA
         self.hard_pinned_bytes[entry.domain] += size
@@ -115,7 +115,7 @@ class Retention:
     def _unpin_hard(self, entry: Entry) -> None:
         if entry.hard_pinned_until is not None:
             entry.hard_pinned_until = None
-            self.hard_pinned_bytes[entry.domain] -= entry.slot.size_bytes
+            self.hard_pinned_bytes[entry.domain] -= entry.size_bytes
             self._blocks.drop_users((entry,))
 
     def _forget(self, entry: Entry) -> None:

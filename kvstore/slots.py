@@ -75,6 +75,7 @@ class Slots:
         self._last_generation = 0
         self._granted: dict[int, Slot] = {}  # by offset
         self._granted_by_end: dict[int, Slot] = {}
+        self.free_bytes = self.capacity_bytes
         self._bytes = dict.fromkeys(SlotState, 0)
         # Free extents, three views of one set: where each starts, where each ends, and by size.
         self._size_at: dict[int, int] = {}
@@ -82,11 +83,6 @@ class Slots:
         self._starts_of_size: dict[int, dict[int, None]] = {}
         self._sizes: list[int] = []  # sorted keys of _starts_of_size
         self._add_extent(0, self.capacity_bytes)
-
-    @property
-    def free_bytes(self) -> int:
-        """Bytes in no slot."""
-        return self.capacity_bytes - sum(self._bytes.values())
 
     @property
     def largest_free_bytes(self) -> int:
@@ -115,6 +111,7 @@ class Slots:
         self._granted[start] = slot
         self._granted_by_end[start + size] = slot
         self._bytes[SlotState.RESERVED] += size
+        self.free_bytes -= size
         return slot
 
     def move(self, slot: Slot, state: SlotState) -> None:
@@ -134,6 +131,7 @@ class Slots:
             raise InvariantViolated(f"freed twice: {slot!r}")
         del self._granted[start]
         self._bytes[slot.state] -= size
+        self.free_bytes += size
         self._next_generation(start)
         end = start + size
         del self._granted_by_end[end]

@@ -31,10 +31,14 @@ from kvstore.messages import (
     DeleteAnswer,
     DeleteRequest,
     LeaseRequest,
+    LostAnswer,
+    LostRequest,
     MatchAnswer,
     MatchRequest,
     PinAnswer,
     PinRequest,
+    ReadAnswer,
+    ReadRequest,
     ReleaseAnswer,
     ReleaseRequest,
     RenewAnswer,
@@ -51,7 +55,7 @@ from kvstore.messages import (
 )
 from kvstore.metrics import Counters
 from kvstore.reservation import Reservations
-from kvstore.residency import Residency, place_of
+from kvstore.residency import Residency
 from kvstore.retention import Retention
 from kvstore.slots import SlotState
 from kvstore.types import Outcome
@@ -132,9 +136,11 @@ class Core:
         self._handlers: dict[type, Callable[[int, Request, float], None]] = {
             MatchRequest: self._begin_waitable,
             LeaseRequest: self._begin_waitable,
+            ReadRequest: self._begin_waitable,
             ReserveRequest: self._begin_waitable,
             RenewRequest: self._renew,
             ReleaseRequest: self._release,
+            LostRequest: self._count_lost,
             CommitRequest: self._commit,
             AbortRequest: self._abort,
             DeleteRequest: self._delete,
@@ -213,7 +219,7 @@ class Core:
 
     def resident_keys(self) -> list[tuple[bytes, bytes]]:
         """(domain, key) of every block that a reader could find."""
-        return [(e.domain, e.key) for e in self._blocks.index if e.slot.state is SlotState.READY]
+        return [(e.domain, e.key) for e in self._blocks.index if e.is_ready]
 
     # -- time and waiting --------------------------------------------------------------------
 
@@ -236,7 +242,7 @@ class Core:
         self._step.answers.append((request_id, answer))
 
     def _begin_waitable(self, request_id: int, request: Request, now: float) -> None:
-        request = cast("MatchRequest | LeaseRequest | ReserveRequest", request)
+        request = cast("MatchRequest | LeaseRequest | ReadRequest | ReserveRequest", request)
         is_final = request.wait_seconds <= 0
         is_writer = isinstance(request, ReserveRequest)
         answer = None
@@ -252,14 +258,25 @@ class Core:
         """The answer as things are; None where waiting may bring a better one."""
         if isinstance(request, ReserveRequest):
             return self._reservations.reserve(request, now, can_wait=not is_final)
-        request = cast("MatchRequest | LeaseRequest", request)
+        request = cast("MatchRequest | LeaseRequest | ReadRequest", request)
         entries, reason = self._blocks.find_prefix(request.domain, request.keys)
         if reason is Outcome.PENDING and not is_final:
             return None
         if isinstance(request, LeaseRequest):
             return self._leases.grant(request, entries, reason, now, can_wait=not is_final)
+        if isinstance(request, ReadRequest):
+            return self._read(request, entries, reason)
         by_tier = {self._blocks.tier: len(entries)} if entries else {}
         return MatchAnswer(len(entries), by_tier, reason)
+
+    def _read(
+        self, request: ReadRequest, entries: list[Entry], reason: Outcome | None
+    ) -> ReadAnswer:
+        self.counters.add("lookup_tokens", request.tokens)
+        if reason is not None:
+            self.counters.add("misses", len(request.keys) - len(entries), reason)
+        self._blocks.hit(entries)
+        return ReadAnswer([entry.place for entry in entries], reason)
 
     def _retry_waiting(self, now: float) -> None:
         for request_id, (request, _) in list(self._waiting_for_blocks.items()):
@@ -295,9 +312,12 @@ class Core:
 
     def _release(self, request_id: int, request: Request, _now: float) -> None:
         request = cast("ReleaseRequest", request)
-        for outcome, blocks in request.copied.items():
-            self.counters.add("copied_blocks", blocks, outcome)
         self._answer(request_id, ReleaseAnswer(self._leases.release(request.lease_id)))
+
+    def _count_lost(self, request_id: int, request: Request, _now: float) -> None:
+        request = cast("LostRequest", request)
+        self.counters.add("lost_blocks", request.blocks, request.outcome)
+        self._answer(request_id, LostAnswer())
 
     def _commit(self, request_id: int, request: Request, now: float) -> None:
         request = cast("CommitRequest", request)
@@ -347,7 +367,7 @@ class Core:
         """Have the runner read an entry, which the caller has counted as used."""
         self._last_transfer_id += 1
         self._transfers[self._last_transfer_id] = (entry, kind, request_id)
-        self._step.transfers.append(Transfer(self._last_transfer_id, kind, place_of(entry)))
+        self._step.transfers.append(Transfer(self._last_transfer_id, kind, entry.place))
 
     def _complete_scrub(
         self, request_id: int, entry: Entry, outcome: Outcome, checksum: int | None
@@ -356,7 +376,7 @@ class Core:
         scrub.left -= 1
         if outcome is Outcome.OK:
             scrub.checked += 1
-            if checksum != entry.checksum and entry.slot.state is SlotState.READY:
+            if checksum != entry.checksum and entry.is_ready:
                 scrub.corrupt.append(entry.key)
                 self._blocks.drop(entry, Outcome.CORRUPT)
         self._blocks.drop_users((entry,))

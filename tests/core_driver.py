@@ -120,7 +120,7 @@ class Driver:
         return self.begin(self._lease_request(specs, ttl_seconds, wait_seconds, SINGLE_DOMAIN))
 
     def release(self, lease: Any) -> bool:
-        was_held: bool = self.ask(ReleaseRequest(lease.lease_id, {})).was_held
+        was_held: bool = self.ask(ReleaseRequest(lease.lease_id)).was_held
         return was_held
 
     def renew(self, lease: Any, ttl_seconds: float) -> float | None:

@@ -7,7 +7,7 @@ the same time for different places.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,11 +16,9 @@ if TYPE_CHECKING:
     from kvstore.types import Outcome, Place
 
 
-class Piece(NamedTuple):
-    """Bytes to move between a place and a caller's memory, `place.length_bytes` of them."""
-
-    place: Place
-    memory: Bytes
+#: Bytes to move: a place, and a caller's memory of `place.length_bytes`. A plain tuple, since every
+#: block of every batch makes one.
+Piece = tuple["Place", "Bytes"]
 
 
 class Tier(Protocol):

@@ -64,14 +64,12 @@ class DramTier:
 
     def read(self, batch: Sequence[Piece]) -> list[Outcome]:
         """Copy out. Never misses: what may not be read any more, the lease on it knows."""
-        view = self.view
-        native.copy_batch((memory, view(place)) for place, memory in batch)
+        native.copy_batch([memory for _, memory in batch], self._views(batch))
         return [Outcome.OK] * len(batch)
 
     def write(self, batch: Sequence[Piece]) -> list[Outcome]:
         """Copy in."""
-        view = self.view
-        native.copy_batch((view(place), memory) for place, memory in batch)
+        native.copy_batch(self._views(batch), [memory for _, memory in batch])
         return [Outcome.OK] * len(batch)
 
     def delete(self, batch: Sequence[Place]) -> list[Outcome]:
@@ -87,6 +85,12 @@ class DramTier:
         if mapping is not None:
             with suppress(BufferError):  # views live on; the last one unmaps
                 mapping.close()
+
+    def _views(self, batch: Sequence[Piece]) -> list[Bytes]:
+        if self._mapping is None:
+            raise TierError("the DRAM tier is closed")
+        memory = self._memory
+        return [memory[start : start + length] for (_, start, length, _), _ in batch]
 
     def _populate(self, mapping: mmap.mmap, skip: int) -> None:
         """Have every page now, so that no put pays for a page fault."""

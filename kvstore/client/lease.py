@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self, cast
 
@@ -10,8 +9,7 @@ from kvstore.buffers import as_bytes
 from kvstore.client.durations import lasting_seconds
 from kvstore.client.views import PoolView
 from kvstore.errors import InvalidBuffer, KVStoreError, LeaseExpired, LeaseInUse
-from kvstore.messages import ReleaseRequest, RenewRequest
-from kvstore.tiers.base import Piece
+from kvstore.messages import LostRequest, ReleaseRequest, RenewRequest
 from kvstore.types import Outcome
 
 if TYPE_CHECKING:
@@ -19,6 +17,8 @@ if TYPE_CHECKING:
 
     from kvstore.client.link import Link
     from kvstore.messages import LeaseAnswer, RenewAnswer
+    from kvstore.tiers.base import Piece
+    from kvstore.types import Place
 
 #: A read counts only if it was over this long before the lease's deadline: whoever takes the
 #: memory next may have a clock that is a little ahead, and a reader may lose the CPU between its
@@ -45,7 +45,6 @@ class Lease:
         self._places = answer.places
         self._views: list[PoolView] = []
         self._views_in_use: list[PoolView] = []  # found alive at an earlier attempt to release
-        self._copied: Counter[Outcome] = Counter()
         self._is_released = False
 
     def __enter__(self) -> Self:
@@ -95,7 +94,7 @@ class Lease:
             return True
         if self._is_released or self._link.clock.now() >= self.deadline - MARGIN_SECONDS:
             return False
-        return all(map(self._link.is_current, self._places))
+        return self._link.first_stale(self._places) == len(self._places)
 
     def copy_into(self, buffers: Sequence[object]) -> list[Outcome]:
         """Copy block i into buffers[i], and say of each whether it was copied.
@@ -108,19 +107,10 @@ class Lease:
         self._check_held()
         if len(buffers) > self._asked:
             raise InvalidBuffer(f"{len(buffers)} buffers for {self._asked} keys")
-        places = self._places
-        batch = []
-        for position, (place, buffer) in enumerate(zip(places, buffers, strict=False)):
-            memory = as_bytes(buffer, is_writable=True)
-            if len(memory) != place.length_bytes:
-                raise InvalidBuffer(
-                    f"buffers[{position}] has {len(memory)} bytes, its block {place.length_bytes}"
-                )
-            batch.append(Piece(place, memory))
-        outcomes = self._link.read(batch)
+        outcomes = self._link.read(pieces_of(self._places, buffers))
         if not self.valid():
             outcomes = [Outcome.EXPIRED] * len(outcomes)
-        self._copied.update(outcomes)
+            self._link.call_later(LostRequest(len(outcomes), Outcome.EXPIRED), ())
         beyond = len(buffers) - len(outcomes)
         return outcomes + [cast("Outcome", self.reason)] * beyond
 
@@ -156,8 +146,24 @@ class Lease:
             )
         self._is_released = True
         if self._places:
-            self._link.call(ReleaseRequest(self._lease_id, dict(self._copied)))
+            self._link.call(ReleaseRequest(self._lease_id))
 
     def _check_held(self) -> None:
         if self._is_released:
             raise LeaseExpired("the lease was released")
+
+
+def pieces_of(places: Sequence[Place], buffers: Sequence[object]) -> list[Piece]:
+    """What to copy where: as many pieces as there are both places and buffers.
+
+    Raises InvalidBuffer for a buffer that is not as long as its block, or cannot be written.
+    """
+    pieces: list[Piece] = []
+    for place, buffer in zip(places, buffers, strict=False):
+        memory = as_bytes(buffer, is_writable=True)
+        if len(memory) != place.length_bytes:
+            raise InvalidBuffer(
+                f"buffers[{len(pieces)}] has {len(memory)} bytes, its block {place.length_bytes}"
+            )
+        pieces.append((place, memory))
+    return pieces

@@ -42,6 +42,6 @@ class Link(Protocol):
         """Copy into the pool."""
         ...
 
-    def is_current(self, place: Place) -> bool:
-        """Does the slot still belong to whom it belonged when `place` was handed out?"""
+    def first_stale(self, places: Sequence[Place]) -> int:
+        """The first of `places` whose slot is no longer whose it was then; their number if none."""
         ...

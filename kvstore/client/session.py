@@ -12,7 +12,7 @@ from kvstore import codec
 from kvstore.buffers import as_bytes
 from kvstore.client.durations import lasting_seconds
 from kvstore.client.durations import wait_seconds as checked_wait_seconds
-from kvstore.client.lease import Lease
+from kvstore.client.lease import Lease, pieces_of
 from kvstore.client.reservation import Reservation
 from kvstore.errors import (
     InvalidBuffer,
@@ -28,13 +28,14 @@ from kvstore.messages import (
     BlockSpec,
     DeleteRequest,
     LeaseRequest,
+    LostRequest,
     MatchRequest,
     PinKind,
     PinRequest,
+    ReadRequest,
     ReserveRequest,
     UnpinRequest,
 )
-from kvstore.tiers.base import Piece
 from kvstore.types import Found, Outcome
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
         LeaseAnswer,
         MatchAnswer,
         PinAnswer,
+        ReadAnswer,
         ReserveAnswer,
         UnpinAnswer,
     )
@@ -192,7 +194,7 @@ class Session:
             ):
                 known = reservation.checksums[position]
                 if place is not None:
-                    batch.append((position, Piece(place, source)))
+                    batch.append((position, (place, source)))
                 elif known is not None and known != codec.checksum(source):
                     differing += 1
             written = self._link.write([piece for _, piece in batch])
@@ -217,16 +219,29 @@ class Session:
         """Copy the contents of `keys` into the caller's `buffers`; one outcome each.
 
         The blocks of the longest prefix held are `ok`; from there on each outcome says why the
-        prefix ended, and its buffer is as it was.
+        prefix ended, and its buffer is as it was, or undefined where the block was evicted while
+        it was copied.
         """
         self._check_keys(keys)
         if len(buffers) != len(keys):
             raise InvalidBuffer(f"{len(buffers)} buffers for {len(keys)} keys")
-        lease = self.lease(keys, wait_seconds=wait_seconds)
-        try:
-            return lease.copy_into(buffers)
-        finally:
-            lease.release()
+        request = ReadRequest(
+            self._domain,
+            self._storage_keys(keys),
+            sum([key.token_count for key in keys]),
+            checked_wait_seconds(wait_seconds),
+        )
+        answer = cast("ReadAnswer", self._link.call(request))
+        places = answer.places
+        # Nothing is held meanwhile: a slot whose generation is the same after the last byte was
+        # nobody else's before it.
+        outcomes = self._link.read(pieces_of(places, buffers))
+        right = self._link.first_stale(places)
+        lost = len(places) - right
+        if lost:
+            outcomes[right:] = [Outcome.EVICTED] * lost
+            self._link.call_later(LostRequest(lost, Outcome.EVICTED), ())
+        return outcomes + [cast("Outcome", answer.reason)] * (len(keys) - len(places))
 
     def delete(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         """Hide blocks at once; `ok` each, or `absent`. Leases on them keep their bytes.

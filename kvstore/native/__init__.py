@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from kvstore.buffers import Bytes
 
 IS_COMPILED = False
 
 
-def copy_batch(pairs: Iterable[tuple[Bytes, Bytes]]) -> None:
-    """Copy each (destination, source) of equal length.
+def copy_batch(targets: Sequence[Bytes], sources: Sequence[Bytes]) -> None:
+    """Copy `sources[i]` into `targets[i]`, which is as long.
 
     The GIL is free during each copy (a slice assignment to a memoryview would hold it), so that an
     engine's other threads go on.
     """
     copyto = np.copyto
-    for destination, source in pairs:
-        copyto(destination, source)
+    for target, source in zip(targets, sources, strict=True):
+        copyto(target, source)

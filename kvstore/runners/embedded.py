@@ -45,7 +45,10 @@ class EmbeddedRunner:
         self.clock = clock
         self._core = core
         self._tier = tier
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._news = threading.Condition(self._lock)
+        self._sleepers = 0
+        self._generations = core.generations
         self._answers: dict[int, Answer] = {}
         self._last_request_id = 0
         self._checksum_cpu_seconds = 0.0
@@ -62,13 +65,16 @@ class EmbeddedRunner:
     def call(self, request: Request) -> Answer:
         """Have a request answered, waiting no longer than it says."""
         self._check_usable()
-        with self._condition:
+        with self._lock:
             self._check_usable()
-            transfers = self._settle()
+            transfers = self._settle() if self._results or self._later else []
             request_id = self._next_request_id()
-            transfers += self._take(self._core.begin(request_id, request))
-            if not transfers and request_id in self._answers:
-                return self._answers.pop(request_id)
+            step = self._core.begin(request_id, request)
+            if len(step.answers) == 1 and not step.transfers and not transfers:
+                answered, answer = step.answers[0]
+                if answered == request_id:
+                    return answer
+            transfers += self._take(step)
         try:
             return self._wait(request_id, transfers)
         except BaseException:
@@ -94,24 +100,29 @@ class EmbeddedRunner:
         self._check_usable()
         return self._tier.write(batch)
 
-    def is_current(self, place: Place) -> bool:
-        """Does the slot still belong to whom it belonged when `place` was handed out?"""
-        unit = place.offset_bytes // SLOT_ALIGNMENT_BYTES
-        return not self._is_forked and self._core.generations[unit] == place.generation
+    def first_stale(self, places: Sequence[Place]) -> int:
+        """The first of `places` whose slot is no longer whose it was then; their number if none."""
+        if self._is_forked:
+            return 0
+        generations = self._generations
+        for position, (_, offset_bytes, _, generation) in enumerate(places):
+            if generations[offset_bytes // SLOT_ALIGNMENT_BYTES] != generation:
+                return position
+        return len(places)
 
     # -- what the owner of the store needs ---------------------------------------------------
 
     def check(self) -> Audit:
         """Recount everything; raises InvariantViolated."""
         self._check_usable()
-        with self._condition:
+        with self._lock:
             self._bring_up_to_date()
             return self._core.check()
 
     def snapshot(self) -> dict[str, object]:
         """Counters and the bytes of the tier by state."""
         self._check_usable()
-        with self._condition:
+        with self._lock:
             self._bring_up_to_date()
             core = self._core
             return {
@@ -123,7 +134,7 @@ class EmbeddedRunner:
     def resident_keys(self) -> list[tuple[bytes, bytes]]:
         """(domain, key) of every block that a reader could find."""
         self._check_usable()
-        with self._condition:
+        with self._lock:
             self._bring_up_to_date()
             return self._core.resident_keys()
 
@@ -131,9 +142,9 @@ class EmbeddedRunner:
         """Refuse all further calls and give the memory back; views that live keep theirs."""
         if self._is_forked or self._is_closed:
             return
-        with self._condition:
+        with self._lock:
             self._is_closed = True
-            self._condition.notify_all()
+            self._news.notify_all()
         self._tier.close()
 
     # -- inside ------------------------------------------------------------------------------
@@ -155,7 +166,8 @@ class EmbeddedRunner:
     def _take(self, step: Step) -> list[Transfer]:
         """Keep a step's answers for their callers; return its transfers. Holds the lock."""
         self._answers.update(step.answers)
-        self._condition.notify_all()
+        if self._sleepers:
+            self._news.notify_all()
         return step.transfers
 
     def _ask(self, request: Request) -> None:
@@ -188,7 +200,7 @@ class EmbeddedRunner:
     def _wait(self, request_id: int, transfers: list[Transfer]) -> Answer:
         while True:
             cpu_seconds = self._run(transfers)
-            with self._condition:
+            with self._lock:
                 self._checksum_cpu_seconds += cpu_seconds
                 transfers = self._settle()
                 if transfers:
@@ -202,7 +214,11 @@ class EmbeddedRunner:
         """Wait for news or for the core's next deadline. Holds the lock."""
         deadline = self._core.next_deadline()
         seconds = _IDLE_WAIT_SECONDS if deadline is None else deadline - self.clock.now()
-        self.clock.wait(self._condition, max(0.0, seconds))
+        self._sleepers += 1
+        try:
+            self.clock.wait(self._news, max(0.0, seconds))
+        finally:
+            self._sleepers -= 1
         return self._take(self._core.tick(self.clock.now()))
 
     def _run(self, transfers: list[Transfer]) -> float:
@@ -226,12 +242,12 @@ class EmbeddedRunner:
 
     def _give_up(self, request_id: int) -> None:
         """A caller was interrupted: forget its request, and give back what it was granted."""
-        with self._condition:
+        with self._lock:
             self._settle()
             self._take(self._core.cancel(request_id))
             answer = self._answers.pop(request_id, None)
             if isinstance(answer, LeaseAnswer):
-                self._ask(ReleaseRequest(answer.lease_id, {}))
+                self._ask(ReleaseRequest(answer.lease_id))
             elif isinstance(answer, ReserveAnswer):
                 self._ask(AbortRequest(answer.reservation_id))
 

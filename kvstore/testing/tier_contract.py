@@ -29,7 +29,6 @@ import numpy as np
 import pytest
 
 from kvstore.errors import TierError
-from kvstore.tiers.base import Piece
 from kvstore.types import SLOT_ALIGNMENT_BYTES, Outcome, Place
 
 if TYPE_CHECKING:
@@ -84,14 +83,14 @@ class Shelf:
 
 def write(tier: Tier, contents: Sequence[tuple[Place, Bytes]]) -> None:
     """Write a batch that has to succeed."""
-    outcomes = tier.write([Piece(place, memory) for place, memory in contents])
+    outcomes = tier.write([(place, memory) for place, memory in contents])
     assert outcomes == [Outcome.OK] * len(contents)
 
 
 def read(tier: Tier, places: Sequence[Place]) -> tuple[list[Outcome], list[Bytes]]:
     """Read a batch: outcomes, and what came, each in memory of exactly its length."""
     targets = [Guarded(place.length_bytes) for place in places]
-    pieces = [Piece(p, target.memory) for p, target in zip(places, targets, strict=True)]
+    pieces = [(p, target.memory) for p, target in zip(places, targets, strict=True)]
     outcomes = tier.read(pieces)
     assert len(outcomes) == len(places), "one outcome a piece"
     assert all(target.is_whole() for target in targets), "a read wrote beside its memory"
@@ -210,7 +209,7 @@ class TierContract:
             source[:] = memory
             write(tier, [(place, source)])
             target = np.empty(skip + 9_999, np.uint8)[skip:]
-            assert tier.read([Piece(place, target)]) == [Outcome.OK]
+            assert tier.read([(place, target)]) == [Outcome.OK]
             assert np.array_equal(target, memory)
 
     # -- room --------------------------------------------------------------------------------
@@ -268,9 +267,9 @@ class TierContract:
         write(tier, [(place, memory)])
         tier.close()
         with pytest.raises(TierError):
-            tier.read([Piece(place, memory.copy())])
+            tier.read([(place, memory.copy())])
         with pytest.raises(TierError):
-            tier.write([Piece(place, memory)])
+            tier.write([(place, memory)])
         with pytest.raises(TierError):
             tier.delete([place])
 

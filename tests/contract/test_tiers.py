@@ -9,7 +9,6 @@ import pytest
 
 from kvstore.errors import TierError
 from kvstore.testing.tier_contract import Shelf, TierContract, payload, read, write
-from kvstore.tiers.base import Piece
 from kvstore.tiers.dram import DramTier
 from kvstore.types import Outcome
 from tests.contract.file_tier import FileTier
@@ -65,7 +64,7 @@ class TestFileTier(TierContract):
         os.close(tier._fd)
         try:
             with pytest.raises(TierError, match="blocks"):
-                tier.read([Piece(place, np.empty_like(memory))])
+                tier.read([(place, np.empty_like(memory))])
         finally:
             tier._fd = -1
 

@@ -180,7 +180,7 @@ class World:
     def _release(self, number: int) -> None:
         client = self.clients[number]
         was_held = client.lease.deadline > self.clock.now()
-        answer = self._ask(ReleaseRequest(client.lease.lease_id, {}))
+        answer = self._ask(ReleaseRequest(client.lease.lease_id))
         assert answer.was_held == was_held
         client.lease = None
 

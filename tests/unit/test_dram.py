@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from kvstore.errors import ConfigError, TierError
-from kvstore.tiers.base import Piece
 from kvstore.tiers.dram import DramTier
 from kvstore.types import Outcome, Place
 
@@ -38,7 +37,7 @@ def test_places_are_page_aligned_and_begin_at_a_huge_page(tier):
 def test_a_view_is_the_memory_and_no_copy(tier):
     tier.view(place(4096, 5_000))[:] = 7
     found = np.zeros(5_000, np.uint8)
-    assert tier.read([Piece(place(4096, 5_000), found)]) == [Outcome.OK]
+    assert tier.read([(place(4096, 5_000), found)]) == [Outcome.OK]
     assert (found == 7).all()
     assert not tier.view(place(0)).any()
     assert not tier.view(place(4096 + 8192)).any()
@@ -60,5 +59,5 @@ def test_memory_that_nobody_can_give_is_a_config_error():
 
 def test_the_last_byte_can_be_written(tier):
     last = place(3 * MIB - 4096, 4096)
-    assert tier.write([Piece(last, np.full(4096, 5, np.uint8))]) == [Outcome.OK]
+    assert tier.write([(last, np.full(4096, 5, np.uint8))]) == [Outcome.OK]
     assert tier.view(last)[-1] == 5

@@ -84,7 +84,7 @@ class TestStats:
             "condemned_bytes": 0,
             "held_bytes": 0,
         }
-        assert read["counters"]["copied_blocks"] == {"ok": 2}
+        assert read["counters"]["hit_blocks"] == {"dram": 2}
         assert read["checksum_cpu_seconds"] >= 0
 
     def test_a_lease_that_ended_is_not_reported(self, store, session, clock):

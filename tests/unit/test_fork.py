@@ -84,7 +84,7 @@ def test_a_lock_that_a_thread_of_the_parent_holds_does_not_hang_the_child():
     lines = run("""
 held, done = threading.Event(), threading.Event()
 def hold():
-    with store._runner._condition:
+    with store._runner._lock:
         held.set()
         done.wait(30)
 thread = threading.Thread(target=hold)
@@ -104,7 +104,7 @@ def test_a_scrub_in_the_child_does_not_hang():
     lines = run("""
 held, done = threading.Event(), threading.Event()
 def hold():
-    with store._runner._condition:
+    with store._runner._lock:
         held.set()
         done.wait(30)
 thread = threading.Thread(target=hold)

@@ -30,24 +30,24 @@ class InterruptingClock(FakeClock):
         raise KeyboardInterrupt
 
 
-class InterruptedCondition:
+class InterruptedLock:
     """A lock whose n-th acquisition is interrupted, as a blocked one is by Ctrl-C."""
 
-    def __init__(self, condition, interrupted_at):
-        self._condition = condition
+    def __init__(self, lock, interrupted_at):
+        self._lock = lock
         self._left = interrupted_at
 
     def __enter__(self):
         self._left -= 1
         if not self._left:
             raise KeyboardInterrupt
-        return self._condition.__enter__()
+        return self._lock.__enter__()
 
     def __exit__(self, *error):
-        return self._condition.__exit__(*error)
+        return self._lock.__exit__(*error)
 
     def __getattr__(self, name):
-        return getattr(self._condition, name)
+        return getattr(self._lock, name)
 
 
 class InterruptedResults(deque[Any]):
@@ -140,7 +140,7 @@ class TestInterrupts:
     ):
         runner, keys = store._runner, namespace.keys([1] * 3)
         reservation = session.reserve(keys)
-        runner._condition = InterruptedCondition(runner._condition, interrupted_at)
+        runner._lock = InterruptedLock(runner._lock, interrupted_at)
         with pytest.raises(KeyboardInterrupt):
             reservation.commit()
         reservation.abort()

@@ -30,33 +30,24 @@ def gil_is_free_during(call):
     """True where another thread ran during `call`.
 
     No thread is made to give way meanwhile, so the other one runs only if `call` lets go of the
-    GIL by itself; without that the answer is False for sure.
+    GIL by itself: without that the answer is False for sure.
     """
-    runs, gate, interval = [0], threading.Lock(), sys.getswitchinterval()
+    ran, gate, interval = [], threading.Lock(), sys.getswitchinterval()
 
     def other():
-        while gate.acquire() and runs[0] < 100:
-            runs[0] += 1
+        gate.acquire()
+        ran.append(True)
 
-    gate.acquire()
     thread = threading.Thread(target=other)
-    thread.start()
     sys.setswitchinterval(60)
     try:
-        for _ in range(50):
-            before = runs[0]
-            gate.release()
-            call()
-            if runs[0] > before:
-                return True
-            gate.acquire()  # take it back, unless the other has taken it at last
-        return False
+        with gate:
+            thread.start()  # it runs until it waits at the gate
+        call()
+        return bool(ran)
     finally:
-        runs[0] = 100
         sys.setswitchinterval(interval)
-        if gate.locked():
-            gate.release()
-        thread.join(10)
+        thread.join(60)
 
 
 class Worker:
@@ -116,9 +107,14 @@ class TestThreads:
     def test_the_gil_is_free_while_blocks_are_copied_and_checked(self):
         source = np.ones(32 << 20, np.uint8)
         target = np.zeros_like(source)
-        assert gil_is_free_during(lambda: native.copy_batch([(target, source)]))
-        assert gil_is_free_during(lambda: codec.checksum(source))
-        assert not gil_is_free_during(lambda: None)
+        calls = {
+            "copy": lambda: native.copy_batch([target], [source]),
+            "checksum": lambda: codec.checksum(source),
+        }
+        for name, call in calls.items():
+            # The system may be slow to wake the other thread: once is enough.
+            assert any(gil_is_free_during(call) for _ in range(50)), name
+        assert not any(gil_is_free_during(lambda: None) for _ in range(50))
 
     @pytest.mark.slow
     def test_no_thread_ever_reads_a_wrong_byte(self):
@@ -141,7 +137,7 @@ class TestThreads:
         counters: Any = store.stats()["counters"]
         stored, dropped = counters["stored_blocks"]["dram"], counters["dropped_blocks"]
         assert stored - sum(dropped.values()) == audit.ready_blocks
-        assert counters["copied_blocks"].keys() == {"ok"}
+        assert counters["lost_blocks"].keys() <= {"evicted"}
         session.close()
         store.close()
 
