@@ -17,6 +17,7 @@ asked for something that cannot be right, or that a part of the system is broken
     ├── ReservationExpired            a commit came after the reservation's deadline
     ├── StoreClosed                   the store or the session was closed before the call
     ├── StoreForked                   an embedded store was used in a forked child
+    ├── StoreReentered                a destructor or signal handler called into a running call
     ├── TierError                     a tier failed as a whole; its blocks are misses meanwhile
     ├── UnsupportedCache              an engine's cache, or a way to use it, that we cannot keep
     └── InvariantViolated             `check()` found the index and the slots in disagreement
@@ -77,6 +78,10 @@ class StoreClosed(KVStoreError):
 
 class StoreForked(KVStoreError):
     """An embedded store lives in the process that opened it, not in its forked children."""
+
+
+class StoreReentered(KVStoreError):
+    """A destructor or a signal handler called the store while it interrupted a call to it."""
 
 
 class TierError(KVStoreError):

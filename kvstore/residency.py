@@ -77,8 +77,10 @@ class Residency:
 
     @property
     def used_bytes(self) -> int:
-        """Slots of ready blocks that somebody uses."""
-        return self.slots.bytes_in(SlotState.READY) - self.reclaimable_bytes
+        """Slots that readers, pins or our own I/O use."""
+        bytes_in = self.slots.bytes_in
+        ready_bytes = bytes_in(SlotState.READY) - self.reclaimable_bytes
+        return ready_bytes + bytes_in(SlotState.CONDEMNED)
 
     def rerank(self, entry: Entry) -> None:
         """The rank of an entry has changed by other means than its use."""

@@ -15,12 +15,12 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from kvstore import codec
-from kvstore.errors import StoreClosed, StoreForked
+from kvstore.errors import StoreClosed, StoreForked, StoreReentered
 from kvstore.messages import AbortRequest, LeaseAnswer, ReleaseRequest, ReserveAnswer
 from kvstore.types import SLOT_ALIGNMENT_BYTES, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kvstore.audit import Audit
     from kvstore.buffers import Bytes
@@ -45,7 +45,9 @@ class EmbeddedRunner:
         self.clock = clock
         self._core = core
         self._tier = tier
-        self._lock = threading.Lock()
+        # Reentrant, so that a call from within a call is refused instead of waiting for itself.
+        self._lock = threading.RLock()
+        self._is_stepping = False
         self._news = threading.Condition(self._lock)
         self._sleepers = 0
         self._generations = core.generations
@@ -69,7 +71,7 @@ class EmbeddedRunner:
             self._check_usable()
             transfers = self._settle() if self._results or self._later else []
             request_id = self._next_request_id()
-            step = self._core.begin(request_id, request)
+            step = self._step(self._core.begin, request_id, request)
             if len(step.answers) == 1 and not step.transfers and not transfers:
                 answered, answer = step.answers[0]
                 if answered == request_id:
@@ -158,10 +160,29 @@ class EmbeddedRunner:
             )
         if self._is_closed:
             raise StoreClosed("the store is closed")
+        if self._is_stepping:
+            self._check_not_reentered()
+
+    def _check_not_reentered(self) -> None:
+        # Another thread that is in mid-step lets go of the lock before this one gets it.
+        with self._lock:
+            if self._is_stepping:
+                raise StoreReentered(
+                    "the store was called by a destructor or a signal handler that interrupted "
+                    "another call to it: leave that to the deadline, or to another thread"
+                )
 
     def _next_request_id(self) -> int:
         self._last_request_id += 1
         return self._last_request_id
+
+    def _step(self, event: Callable[..., Step], *arguments: object) -> Step:
+        """Let the core take one step. Holds the lock."""
+        self._is_stepping = True
+        try:
+            return event(*arguments)
+        finally:
+            self._is_stepping = False
 
     def _take(self, step: Step) -> list[Transfer]:
         """Keep a step's answers for their callers; return its transfers. Holds the lock."""
@@ -173,14 +194,14 @@ class EmbeddedRunner:
     def _ask(self, request: Request) -> None:
         """Have a request done that is answered at once, for nobody. Holds the lock."""
         request_id = self._next_request_id()
-        self._take(self._core.begin(request_id, request))
+        self._take(self._step(self._core.begin, request_id, request))
         self._answers.pop(request_id)
 
     def _settle(self) -> list[Transfer]:
         """Work off what was left without the lock. Holds the lock."""
         transfers: list[Transfer] = []
         while self._results:
-            transfers += self._take(self._core.complete(*self._results.popleft()))
+            transfers += self._take(self._step(self._core.complete, *self._results.popleft()))
         for _ in range(len(self._later)):
             request, memory = self._later.popleft()
             if any(
@@ -195,7 +216,7 @@ class EmbeddedRunner:
         """End what is due, so that a look at the state does not see it. Holds the lock."""
         self._check_usable()
         self._settle()
-        self._take(self._core.tick(self.clock.now()))
+        self._take(self._step(self._core.tick, self.clock.now()))
 
     def _wait(self, request_id: int, transfers: list[Transfer]) -> Answer:
         while True:
@@ -219,7 +240,7 @@ class EmbeddedRunner:
             self.clock.wait(self._news, max(0.0, seconds))
         finally:
             self._sleepers -= 1
-        return self._take(self._core.tick(self.clock.now()))
+        return self._take(self._step(self._core.tick, self.clock.now()))
 
     def _run(self, transfers: list[Transfer]) -> float:
         """Read what the core wants read, outside the lock: the core protects it meanwhile.
@@ -244,7 +265,7 @@ class EmbeddedRunner:
         """A caller was interrupted: forget its request, and give back what it was granted."""
         with self._lock:
             self._settle()
-            self._take(self._core.cancel(request_id))
+            self._take(self._step(self._core.cancel, request_id))
             answer = self._answers.pop(request_id, None)
             if isinstance(answer, LeaseAnswer):
                 self._ask(ReleaseRequest(answer.lease_id))

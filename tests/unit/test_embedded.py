@@ -154,17 +154,23 @@ def test_a_put_whose_copy_took_too_long_is_expired(store, session, namespace, cl
     assert store.check().free_bytes == 1 << 20
 
 
-def test_a_get_whose_copy_took_too_long_is_expired(store, session, clock, monkeypatch):
-    keys = filled(session, 1, 2)
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_get_says_so_where_its_blocks_left_while_they_were_copied(
+    store, session, monkeypatch, lost
+):
+    """CO04: whoever comes back from a long copy never takes another block's bytes for its own."""
+    keys = filled(session, 1, 3)
     read = store._runner.read
 
-    def slow_read(batch):
-        outcomes = read(batch)
-        clock.advance(60)
-        return outcomes
+    def read_while_they_leave(batch):
+        session.delete(keys[lost:])
+        filled(session, 2, 13)  # in the same memory, before the copy
+        return read(batch)
 
-    monkeypatch.setattr(store._runner, "read", slow_read)
-    assert session.get_into(keys, empty_buffers(2)) == [Outcome.EXPIRED] * 2
+    monkeypatch.setattr(store._runner, "read", read_while_they_leave)
+    outcomes = session.get_into(keys, empty_buffers(3))
+    assert outcomes == [OK] * lost + [Outcome.EVICTED] * (3 - lost)
+    assert store.stats()["counters"]["lost_blocks"] == {"evicted": 3 - lost}
 
 
 def test_a_writer_that_fails_half_way_gives_everything_back(store, session, namespace):

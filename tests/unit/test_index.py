@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvstore.index import Entry, Index
-from kvstore.slots import Slots, SlotState
+from kvstore.slots import Slots
 from kvstore.types import SINGLE_DOMAIN, Outcome
 from tests.core_driver import chain, keys
 
@@ -17,8 +17,8 @@ def filled(specs, index=None, domain=SINGLE_DOMAIN):
     for spec in specs:
         slot = slots.grant(spec.length_bytes)
         assert slot is not None
-        slot.state = SlotState.READY
         entries.append(Entry(domain, spec, slot))
+        entries[-1].is_ready = True
         index.insert(entries[-1])
     return index, entries
 
@@ -27,7 +27,7 @@ def test_a_prefix_ends_at_the_first_entry_that_is_not_ready():
     specs = chain("a", 5)
     index, entries = filled(specs)
     assert index.prefix(SINGLE_DOMAIN, keys(specs)) == entries
-    entries[3].slot.state = SlotState.RESERVED
+    entries[3].is_ready = False
     assert index.prefix(SINGLE_DOMAIN, keys(specs)) == entries[:3]
     assert index.why_missing(SINGLE_DOMAIN, specs[3].key) is Outcome.PENDING
 

@@ -112,11 +112,14 @@ def test_emptied_of_small_blocks_it_holds_large_ones_to_the_last_byte():
 
 
 def test_a_mix_of_sizes_evicts_about_what_it_needs():
-    """CA06, CA09: the tier stays full, and everything asked for fits."""
+    """CA06, CA09: everything asked for fits, and what is free is what a run was too long by."""
     rng = random.Random(3)
     driver = Driver(2048)
-    for i in range(1_500):
+    free_units = []
+    for i in range(1_000):
         units = rng.choice([1, 4, 16, 32, 64])
         assert driver.put(chain(f"b{i}-", 1, units=units)) == [GRANTED]
-        if i > 300:
-            assert driver.usage("free") <= 0.06 * 2048
+        free_units.append(driver.usage("free"))
+    steady = free_units[300:]
+    assert sum(steady) / len(steady) < 0.04 * 2048
+    assert max(steady) < 0.12 * 2048

@@ -164,7 +164,9 @@ class TestParents:
 
 def an_entry(name, *, is_partial=False):
     spec = BlockSpec(key_of(name), None, 4096, 16, is_partial)
-    return Entry(SINGLE_DOMAIN, spec, Slot(0, 4096, 1))
+    entry = Entry(SINGLE_DOMAIN, spec, Slot(0, 4096, 1))
+    entry.is_ready = True
+    return entry
 
 
 class TestQueue:
