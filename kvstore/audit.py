@@ -51,7 +51,7 @@ def audit(
     problems += _users_problems(blocks, leases, entries_in_transfer)
     problems += _owner_problems(blocks, reservations)
     problems += _eviction_problems(blocks)
-    problems += _quota_problems(blocks, retention)
+    problems += _quota_problems(blocks, leases, retention)
     by_state = {state: slots.bytes_in(state) for state in SlotState}
     if slots.free_bytes + sum(by_state.values()) != slots.capacity_bytes:
         problems.append("free + ready + reserved + held + condemned is not the capacity")
@@ -70,13 +70,17 @@ def audit(
     )
 
 
-def _quota_problems(blocks: Residency, retention: Retention) -> list[str]:
-    """What quotas are measured by is what is pinned."""
+def _quota_problems(blocks: Residency, leases: Leases, retention: Retention) -> list[str]:
+    """What caps and quotas are measured by is what is leased and pinned."""
+    problems = []
+    leased_bytes = sum(e.size_bytes for e in {e for lease in leases for e in lease.entries})
+    if leased_bytes != leases.leased_bytes:
+        problems.append(f"{leased_bytes} bytes are leased, {leases.leased_bytes} booked")
     pinned_bytes = sum(e.size_bytes for e in blocks.index if e.hard_pinned_until is not None)
     booked_bytes = sum(retention.hard_pinned_bytes.values())
     if pinned_bytes != booked_bytes:
-        return [f"{pinned_bytes} bytes are hard-pinned, {booked_bytes} booked"]
-    return []
+        problems.append(f"{pinned_bytes} bytes are hard-pinned, {booked_bytes} booked")
+    return problems
 
 
 def _users_problems(

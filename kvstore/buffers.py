@@ -16,6 +16,8 @@ from kvstore.errors import InvalidBuffer
 from kvstore.types import SLOT_ALIGNMENT_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
     from numpy.typing import NDArray
 
@@ -23,6 +25,29 @@ if TYPE_CHECKING:
 
 
 _BYTE = np.dtype(np.uint8)
+
+
+def batch_as_bytes(
+    buffers: Iterable[object], lengths_bytes: Iterable[int], *, is_writable: bool, name: str
+) -> list[Bytes]:
+    """`as_bytes` of each buffer, which must have the length that goes with it.
+
+    As many as there are of both. Raises InvalidBuffer, with `name` and position of the wrong one.
+    """
+    found: list[Bytes] = []
+    for buffer, length_bytes in zip(buffers, lengths_bytes, strict=False):
+        if type(buffer) is np.ndarray and buffer.dtype is _BYTE and buffer.strides == (1,):
+            memory: Bytes = buffer
+            if is_writable and not memory.flags.writeable:
+                raise InvalidBuffer(f"{name}[{len(found)}] is read-only")
+        else:
+            memory = as_bytes(buffer, is_writable=is_writable)
+        if len(memory) != length_bytes:
+            raise InvalidBuffer(
+                f"{name}[{len(found)}] has {len(memory)} bytes, its block {length_bytes}"
+            )
+        found.append(memory)
+    return found
 
 
 def as_bytes(buffer: object, *, is_writable: bool) -> Bytes:
@@ -33,10 +58,6 @@ def as_bytes(buffer: object, *, is_writable: bool) -> Bytes:
     InvalidBuffer for what is not C-contiguous, not in host memory, or read-only where it is to be
     written.
     """
-    if type(buffer) is np.ndarray and buffer.dtype is _BYTE and buffer.strides == (1,):
-        if is_writable and not buffer.flags.writeable:
-            raise InvalidBuffer(f"a buffer of {buffer.nbytes} bytes is read-only")
-        return buffer
     # Whoever has a tensor has imported torch; this package does not.
     tensor_type = getattr(sys.modules.get("torch"), "Tensor", None)
     if tensor_type is not None and isinstance(buffer, tensor_type):

@@ -61,11 +61,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         available = available_memory_bytes()
         if asked is None:
             return max(CAPACITY_BYTES_MIN, int(memory_limit_bytes() * DEFAULT_DRAM_FRACTION))
-        capacity = parse_bytes(asked)
-        if capacity < CAPACITY_BYTES_MIN:
-            raise ConfigError(
-                f"dram.capacity_bytes is {asked}: the smallest is {CAPACITY_BYTES_MIN} (1MiB)"
-            )
+        capacity = _checked_capacity_bytes(asked)
         if capacity > available:
             raise ConfigError(
                 f"dram.capacity_bytes is {asked}, {capacity} bytes, "
@@ -83,10 +79,19 @@ def load(path: str | os.PathLike[str]) -> Config:
     try:
         config = msgspec.convert(tree, Config)
         if config.dram.capacity_bytes is not None:
-            parse_bytes(config.dram.capacity_bytes)
+            _checked_capacity_bytes(config.dram.capacity_bytes)
     except (msgspec.ValidationError, ConfigError) as error:
         raise ConfigError(f"{os.fspath(path)}: {error}") from error
     return config
+
+
+def _checked_capacity_bytes(asked: str | int) -> int:
+    capacity = parse_bytes(asked)
+    if capacity < CAPACITY_BYTES_MIN:
+        raise ConfigError(
+            f"dram.capacity_bytes is {asked}: the smallest is {CAPACITY_BYTES_MIN} (1MiB)"
+        )
+    return capacity
 
 
 def memory_limit_bytes() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ class Deadlines:
         self._current = current
         self._heap: list[tuple[float, int]] = []
         self._queued: dict[int, float] = {}  # which of an owner's tuples counts
+        #: No deadline comes before this. For a look at every event, which a call would be dear for.
+        self.earliest = math.inf
 
     def add(self, deadline: float, owner_id: int) -> None:
         """Watch an owner's deadline, a new one or one that has moved forward in time."""
@@ -27,6 +30,7 @@ class Deadlines:
         if queued is None or deadline < queued:
             self._queued[owner_id] = deadline
             heappush(self._heap, (deadline, owner_id))
+            self.earliest = min(self.earliest, deadline)
 
     def drop(self, owner_id: int) -> None:
         """An owner has ended before its deadline."""
@@ -58,4 +62,5 @@ class Deadlines:
                 self.add(deadline, owner_id)
             else:
                 due.append(owner_id)
+        self.earliest = heap[0][0] if heap else math.inf
         return due

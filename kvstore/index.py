@@ -39,6 +39,7 @@ class Entry:
         "is_ready",
         "is_soft_pinned",
         "key",
+        "leases",
         "length_bytes",
         "parent_key",
         "place",
@@ -66,6 +67,7 @@ class Entry:
         self.parent_key = spec.parent_key
         self.children = 0
         self.users = 0
+        self.leases = 0
         self.hits = 0
         self.entry_id = 0
         self.expires_at: float | None = None

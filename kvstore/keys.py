@@ -267,17 +267,30 @@ class KeyMaker:
         for block_key in block_keys:
             if type(block_key) is not BlockKey or block_key[0] != digest:
                 self._refuse(block_keys)
-            _, key_source, chain_hash, *_ = block_key
-            if key_source is not source:
-                source, maker = key_source, self._source_keys(key_source)
+            if block_key[1] is not source:
+                source = block_key[1]
+                maker = self._source_keys(source)
+            chain_hash = block_key[2]
             keys.append(maker.made.get(chain_hash) or maker.make(chain_hash))
         return keys
 
-    def keys_and_parents(
-        self, block_keys: Sequence[BlockKey]
-    ) -> tuple[list[bytes], list[bytes | None]]:
-        """`keys`, and the storage key of each block's parent: None for the first of a sequence."""
+    def prefix_keys(self, block_keys: Sequence[BlockKey]) -> list[bytes]:
+        """`keys` of consecutive blocks of one sequence.
+
+        Raises InvalidKeys also where a block does not follow the one before it.
+        """
         keys = self.keys(block_keys)
+        previous: bytes | None = None
+        for position, (_, _, chain_hash, parent_hash, _, _) in enumerate(block_keys):
+            if parent_hash != previous and previous is not None:
+                raise InvalidKeys(f"keys[{position}] does not follow keys[{position - 1}]")
+            previous = chain_hash
+        if len(set(keys)) < len(keys):
+            raise InvalidKeys("a key occurs twice: every block of a sequence has another one")
+        return keys
+
+    def parents(self, block_keys: Sequence[BlockKey]) -> list[bytes | None]:
+        """The storage key of each block's parent: None for the first block of a sequence."""
         parents: list[bytes | None] = []
         for block_key in block_keys:
             parent_hash = block_key.parent_hash
@@ -286,7 +299,7 @@ class KeyMaker:
                 continue
             maker = self._source_keys(block_key.source)
             parents.append(maker.made.get(parent_hash) or maker.make(parent_hash))
-        return keys, parents
+        return parents
 
     def _source_keys(self, source: bytes) -> _SourceKeys:
         maker = self._of_source.get(source)

@@ -41,8 +41,9 @@ class Leases:
         self._blocks = blocks
         self._counters = counters
         self._leases: dict[int, Lease] = {}
-        self._deadlines = Deadlines(self._deadline_of)
+        self.deadlines = Deadlines(self._deadline_of)
         self._last_id = 0
+        self.leased_bytes = 0  # slots of entries that are leased at least once
         self.cap_bytes = int(blocks.slots.capacity_bytes * LEASED_FRACTION)
 
     def __iter__(self) -> Iterator[Lease]:
@@ -65,7 +66,7 @@ class Leases:
         counters, tier = self._counters, self._blocks.tier
         fitting = self._fitting(entries)
         if fitting < len(entries):
-            if can_wait:
+            if can_wait and sum(entry.size_bytes for entry in entries) <= self.cap_bytes:
                 return None
             entries, reason = entries[:fitting], Outcome.BUSY
         counters.add("lookup_tokens", request.tokens)
@@ -75,10 +76,14 @@ class Leases:
             return LeaseAnswer(0, [], now, {}, reason)
         self._blocks.hit(entries)
         self._blocks.add_users(entries)
+        for entry in entries:
+            if not entry.leases:
+                self.leased_bytes += entry.size_bytes
+            entry.leases += 1
         self._last_id += 1
         lease = Lease(self._last_id, entries, now, request.ttl_seconds)
         self._leases[lease.lease_id] = lease
-        self._deadlines.add(lease.deadline, lease.lease_id)
+        self.deadlines.add(lease.deadline, lease.lease_id)
         places = [entry.place for entry in entries]
         return LeaseAnswer(lease.lease_id, places, lease.deadline, {tier: len(entries)}, reason)
 
@@ -95,27 +100,20 @@ class Leases:
         lease = self._leases.pop(lease_id, None)
         if lease is None:
             return False
-        self._deadlines.drop(lease_id)
+        self.deadlines.drop(lease_id)
         self._end(lease, "released")
         return True
 
     def expire(self, now: float) -> None:
         """End the leases whose deadline has come."""
-        for lease_id in self._deadlines.pop_due(now):
+        for lease_id in self.deadlines.pop_due(now):
             self._end(self._leases.pop(lease_id), "expired")
 
-    def next_deadline(self) -> float | None:
-        """The earliest deadline, or a time before it; None without leases."""
-        return self._deadlines.next()
-
     def _fitting(self, entries: list[Entry]) -> int:
-        """How many of `entries` can be leased within the cap, from the first one on.
-
-        What is in use for another reason (a hard pin, our own I/O) counts as if it were leased.
-        """
-        room_bytes = self.cap_bytes - self._blocks.used_bytes
+        """How many of `entries` can be leased within the cap, from the first one on."""
+        room_bytes = self.cap_bytes - self.leased_bytes
         for position, entry in enumerate(entries):
-            if not entry.users:
+            if not entry.leases:
                 room_bytes -= entry.size_bytes
                 if room_bytes < 0:
                     return position
@@ -123,6 +121,10 @@ class Leases:
 
     def _end(self, lease: Lease, reason: str) -> None:
         self._counters.add("ended_leases", 1, reason)
+        for entry in lease.entries:
+            entry.leases -= 1
+            if not entry.leases:
+                self.leased_bytes -= entry.size_bytes
         self._blocks.drop_users(lease.entries)
 
     def _deadline_of(self, lease_id: int) -> float | None:

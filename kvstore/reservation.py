@@ -94,7 +94,7 @@ class Reservations:
         self._retention = retention
         self._counters = counters
         self._reservations: dict[int, Reservation] = {}
-        self._deadlines = Deadlines(self._deadline_of)
+        self.deadlines = Deadlines(self._deadline_of)
         self._last_id = 0
 
     def __iter__(self) -> Iterator[Reservation]:
@@ -139,7 +139,7 @@ class Reservations:
             if outcome.is_miss:
                 self._counters.add("refused_blocks", 1, outcome)
         self._reservations[reservation.reservation_id] = reservation
-        self._deadlines.add(reservation.deadline, reservation.reservation_id)
+        self.deadlines.add(reservation.deadline, reservation.reservation_id)
         return reservation.answer()
 
     def commit(self, reservation_id: int, count: int, now: float) -> list[Entry] | None:
@@ -184,15 +184,11 @@ class Reservations:
 
         Their writers may be in mid-fill, so the slots are held until those say they are done.
         """
-        for reservation_id in self._deadlines.pop_due(now):
+        for reservation_id in self.deadlines.pop_due(now):
             reservation = self._reservations[reservation_id]
             reservation.state = ReservationState.EXPIRED
             for entry in reservation.uncommitted():
                 self._blocks.withdraw(entry, is_held=True)
-
-    def next_deadline(self) -> float | None:
-        """The earliest deadline, or a time before it; None without open reservations."""
-        return self._deadlines.next()
 
     def _reserve_one(self, domain: bytes, spec: BlockSpec, reservation: Reservation) -> None:
         entry = self._blocks.index.find(domain, spec.key)
@@ -211,7 +207,7 @@ class Reservations:
         del self._reservations[reservation.reservation_id]
         self._counters.add("ended_reservations", 1, reason)
         if reservation.state is ReservationState.OPEN:
-            self._deadlines.drop(reservation.reservation_id)
+            self.deadlines.drop(reservation.reservation_id)
             for entry in reservation.uncommitted():
                 self._blocks.withdraw(entry, is_held=False)
         else:

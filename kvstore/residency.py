@@ -75,16 +75,11 @@ class Residency:
                 self.condemned.remove(entry)
                 self.slots.free(entry.slot)
 
-    @property
-    def used_bytes(self) -> int:
-        """Slots that readers, pins or our own I/O use."""
-        bytes_in = self.slots.bytes_in
-        ready_bytes = bytes_in(SlotState.READY) - self.reclaimable_bytes
-        return ready_bytes + bytes_in(SlotState.CONDEMNED)
-
     def rerank(self, entry: Entry) -> None:
         """The rank of an entry has changed by other means than its use."""
-        if entry.is_evictable:
+        # Also while it is in use: its place in the queue is looked at again when it is popped only
+        # if that comes early enough.
+        if entry.is_ready:
             self._policy.add(entry)
 
     def hit(self, entries: Sequence[Entry]) -> None:

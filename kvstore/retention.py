@@ -33,7 +33,7 @@ class Retention:
         self.hard_pinned_bytes: Counter[bytes] = Counter()  # by domain
         self._blocks = blocks
         self._watched: dict[int, Entry] = {}  # by entry id: whatever has a deadline
-        self._deadlines = Deadlines(self._deadline_of)
+        self.deadlines = Deadlines(self._deadline_of)
         blocks.before_drop = self._forget
 
     def expire_at(self, entry: Entry, expires_at: float) -> None:
@@ -70,7 +70,7 @@ class Retention:
 
     def expire(self, now: float) -> None:
         """Do what is due: end pins, drop blocks whose TTL has run out."""
-        for entry_id in self._deadlines.pop_due(now):
+        for entry_id in self.deadlines.pop_due(now):
             entry = self._watched.pop(entry_id)
             if entry.expires_at is not None and entry.expires_at <= now:
                 self._blocks.drop(entry, Outcome.EXPIRED)
@@ -80,10 +80,6 @@ class Retention:
             if entry.hard_pinned_until is not None and entry.hard_pinned_until <= now:
                 self._unpin_hard(entry)
             self._watch(entry)
-
-    def next_deadline(self) -> float | None:
-        """The earliest deadline, or a time before it; None where no block has one."""
-        return self._deadlines.next()
 
     def _pin_soft(self, entry: Entry, ttl_seconds: float | None, now: float) -> Outcome:
         until = now + min(PIN_SECONDS_MAX if ttl_seconds is None else ttl_seconds, PIN_SECONDS_MAX)
@@ -121,7 +117,7 @@ class Retention:
     def _forget(self, entry: Entry) -> None:
         """A block is about to leave."""
         if self._watched.pop(entry.entry_id, None) is not None:
-            self._deadlines.drop(entry.entry_id)
+            self.deadlines.drop(entry.entry_id)
         self._unpin_hard(entry)
 
     def _watch(self, entry: Entry) -> None:
@@ -129,7 +125,7 @@ class Retention:
         if deadline is None:
             return
         self._watched[entry.entry_id] = entry
-        self._deadlines.add(deadline, entry.entry_id)
+        self.deadlines.add(deadline, entry.entry_id)
 
     def _deadline_of(self, entry_id: int) -> float | None:
         entry = self._watched.get(entry_id)

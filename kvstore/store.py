@@ -48,8 +48,6 @@ from kvstore.messages import (
     ScrubAnswer,
     ScrubRequest,
     Step,
-    Transfer,
-    TransferKind,
     UnpinAnswer,
     UnpinRequest,
 )
@@ -58,6 +56,7 @@ from kvstore.reservation import Reservations
 from kvstore.residency import Residency
 from kvstore.retention import Retention
 from kvstore.slots import SlotState
+from kvstore.transfers import Transfers
 from kvstore.types import Outcome
 
 if TYPE_CHECKING:
@@ -66,6 +65,7 @@ if TYPE_CHECKING:
     from kvstore.audit import Audit
     from kvstore.clock import Clock
     from kvstore.index import Entry
+    from kvstore.messages import Transfer
     from kvstore.policy import Policy
     from kvstore.slots import Slots
 
@@ -91,17 +91,6 @@ class _Waiting(NamedTuple):
     deadline: float
 
 
-class _Scrub:
-    """A scrub request whose transfers are running."""
-
-    __slots__ = ("checked", "corrupt", "left")
-
-    def __init__(self, left: int) -> None:
-        self.left = left
-        self.checked = 0
-        self.corrupt: list[bytes] = []
-
-
 class Core:
     """The state of one process's tiers: today one, in memory.
 
@@ -122,12 +111,14 @@ class Core:
         self._clock = clock
         self._blocks = Residency(slots, policy, self.counters, tier)
         self._watermarks = watermarks
+        self._high_bytes = (
+            int(watermarks.high * slots.capacity_bytes) if watermarks.high < 1.0 else None
+        )
         self._retention = Retention(self._blocks)
         self._leases = Leases(self._blocks, self.counters)
         self._reservations = Reservations(self._blocks, self._retention, self.counters)
-        self._transfers: dict[int, tuple[Entry, TransferKind, int]] = {}
-        self._scrubs: dict[int, _Scrub] = {}
-        self._last_transfer_id = 0
+        self._holders = (self._leases, self._reservations, self._retention)
+        self._transfers = Transfers(self._blocks)
         # First come, first served: dicts keep their order.
         self._waiting_for_blocks: dict[int, _Waiting] = {}
         self._waiting_for_room: dict[int, _Waiting] = {}
@@ -136,7 +127,7 @@ class Core:
         self._handlers: dict[type, Callable[[int, Request, float], None]] = {
             MatchRequest: self._begin_waitable,
             LeaseRequest: self._begin_waitable,
-            ReadRequest: self._begin_waitable,
+            ReadRequest: self._read,
             ReserveRequest: self._begin_waitable,
             RenewRequest: self._renew,
             ReleaseRequest: self._release,
@@ -160,12 +151,9 @@ class Core:
 
     def complete(self, transfer: Transfer, outcome: Outcome, checksum: int | None) -> Step:
         """A transfer has ended; its bytes are not touched any more. `checksum` where `ok`."""
-        entry, kind, request_id = self._transfers.pop(transfer.transfer_id)
-        if kind is TransferKind.CHECKSUM:
-            entry.checksum = checksum
-            self._blocks.drop_users((entry,))
-        else:
-            self._complete_scrub(request_id, entry, outcome, checksum)
+        answered = self._transfers.complete(transfer, outcome, checksum)
+        if answered is not None:
+            self._answer(*answered)
         return self._finish(self._clock.now())
 
     def tick(self, now: float) -> Step:
@@ -177,8 +165,7 @@ class Core:
         """When `tick` has something to do, at the earliest; None if never."""
         if self._must_trim:
             return self._clock.now()
-        holders = (self._leases, self._reservations, self._retention)
-        times = [holder.next_deadline() for holder in holders]
+        times = [holder.deadlines.next() for holder in self._holders]
         for waiting in (self._waiting_for_blocks, self._waiting_for_room):
             times.extend(item.deadline for item in waiting.values())
         return min((time for time in times if time is not None), default=None)
@@ -199,7 +186,7 @@ class Core:
             leases=self._leases,
             retention=self._retention,
             reservations=self._reservations,
-            entries_in_transfer=[entry for entry, _, _ in self._transfers.values()],
+            entries_in_transfer=self._transfers.entries(),
         )
 
     @property
@@ -226,16 +213,16 @@ class Core:
     def _finish(self, now: float) -> Step:
         if self._waiting_for_blocks or self._waiting_for_room:
             self._retry_waiting(now)
-        self._trim()
+        if self._high_bytes is not None:
+            self._trim(self._high_bytes)
         step = self._step
         self._step = Step([], [])
         return step
 
-    def _trim(self) -> None:
-        slots, (high, low) = self._blocks.slots, self._watermarks
-        used_bytes = slots.capacity_bytes - slots.free_bytes
-        if self._must_trim or used_bytes > high * slots.capacity_bytes:
-            low_bytes = int(low * slots.capacity_bytes)
+    def _trim(self, high_bytes: int) -> None:
+        slots = self._blocks.slots
+        if self._must_trim or slots.capacity_bytes - slots.free_bytes > high_bytes:
+            low_bytes = int(self._watermarks.low * slots.capacity_bytes)
             self._must_trim = self._blocks.trim(low_bytes, _TRIM_BLOCKS)
 
     def _answer(self, request_id: int, answer: Answer) -> None:
@@ -254,6 +241,24 @@ class Core:
             waiting = self._waiting_for_room if is_writer else self._waiting_for_blocks
             waiting[request_id] = _Waiting(request, now + request.wait_seconds)
 
+    def _read(self, request_id: int, request: Request, now: float) -> None:
+        """Like other requests that may wait, and by a shorter way where it need not."""
+        request = cast("ReadRequest", request)
+        entries = self._blocks.index.prefix(request.domain, request.keys)
+        if len(entries) == len(request.keys):
+            self._answer(request_id, self._read_answer(request, entries, None))
+        else:
+            self._begin_waitable(request_id, request, now)
+
+    def _read_answer(
+        self, request: ReadRequest, entries: list[Entry], reason: Outcome | None
+    ) -> ReadAnswer:
+        self.counters.add("lookup_tokens", request.tokens)
+        if reason is not None:
+            self.counters.add("misses", len(request.keys) - len(entries), reason)
+        self._blocks.hit(entries)
+        return ReadAnswer([entry.place for entry in entries], reason)
+
     def _attempt(self, request: Request, now: float, *, is_final: bool) -> Answer | None:
         """The answer as things are; None where waiting may bring a better one."""
         if isinstance(request, ReserveRequest):
@@ -265,18 +270,9 @@ class Core:
         if isinstance(request, LeaseRequest):
             return self._leases.grant(request, entries, reason, now, can_wait=not is_final)
         if isinstance(request, ReadRequest):
-            return self._read(request, entries, reason)
+            return self._read_answer(request, entries, reason)
         by_tier = {self._blocks.tier: len(entries)} if entries else {}
         return MatchAnswer(len(entries), by_tier, reason)
-
-    def _read(
-        self, request: ReadRequest, entries: list[Entry], reason: Outcome | None
-    ) -> ReadAnswer:
-        self.counters.add("lookup_tokens", request.tokens)
-        if reason is not None:
-            self.counters.add("misses", len(request.keys) - len(entries), reason)
-        self._blocks.hit(entries)
-        return ReadAnswer([entry.place for entry in entries], reason)
 
     def _retry_waiting(self, now: float) -> None:
         for request_id, (request, _) in list(self._waiting_for_blocks.items()):
@@ -293,9 +289,9 @@ class Core:
             self._answer(request_id, answer)
 
     def _expire(self, now: float) -> None:
-        self._leases.expire(now)
-        self._reservations.expire(now)
-        self._retention.expire(now)
+        for holder in self._holders:
+            if holder.deadlines.earliest <= now:
+                holder.expire(now)
         for waiting in (self._waiting_for_blocks, self._waiting_for_room):
             due = [request_id for request_id, item in waiting.items() if item.deadline <= now]
             for request_id in due:
@@ -323,8 +319,7 @@ class Core:
         request = cast("CommitRequest", request)
         self.counters.add("differing_puts", request.differing_puts)
         published = self._reservations.commit(request.reservation_id, request.blocks, now)
-        for entry in published or ():
-            self._start_transfer(TransferKind.CHECKSUM, entry, request_id)
+        self._step.transfers.extend(self._transfers.start_checksums(published or (), request_id))
         outcome = Outcome.EXPIRED if published is None else Outcome.OK
         self._answer(request_id, CommitAnswer(outcome))
 
@@ -349,37 +344,8 @@ class Core:
         outcomes = self._retention.unpin(cast("UnpinRequest", request))
         self._answer(request_id, UnpinAnswer(outcomes))
 
-    # -- transfers ---------------------------------------------------------------------------
-
     def _scrub(self, request_id: int, request: Request, _now: float) -> None:
-        request = cast("ScrubRequest", request)
-        found = (self._blocks.find_ready(request.domain, key) for key in request.keys)
-        entries = [e for e in found if e is not None and e.checksum is not None]
-        if not entries:
+        transfers = self._transfers.start_scrub(request_id, cast("ScrubRequest", request))
+        self._step.transfers.extend(transfers)
+        if not transfers:
             self._answer(request_id, ScrubAnswer(0, []))
-            return
-        self._scrubs[request_id] = _Scrub(len(entries))
-        self._blocks.add_users(entries)
-        for entry in entries:
-            self._start_transfer(TransferKind.SCRUB, entry, request_id)
-
-    def _start_transfer(self, kind: TransferKind, entry: Entry, request_id: int) -> None:
-        """Have the runner read an entry, which the caller has counted as used."""
-        self._last_transfer_id += 1
-        self._transfers[self._last_transfer_id] = (entry, kind, request_id)
-        self._step.transfers.append(Transfer(self._last_transfer_id, kind, entry.place))
-
-    def _complete_scrub(
-        self, request_id: int, entry: Entry, outcome: Outcome, checksum: int | None
-    ) -> None:
-        scrub = self._scrubs[request_id]
-        scrub.left -= 1
-        if outcome is Outcome.OK:
-            scrub.checked += 1
-            if checksum != entry.checksum and entry.is_ready:
-                scrub.corrupt.append(entry.key)
-                self._blocks.drop(entry, Outcome.CORRUPT)
-        self._blocks.drop_users((entry,))
-        if not scrub.left:
-            del self._scrubs[request_id]
-            self._answer(request_id, ScrubAnswer(scrub.checked, scrub.corrupt))

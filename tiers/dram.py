@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,12 @@ _HUGE_PAGE_BYTES = 2 * 1024 * 1024
 # linux/mman.h; Python 3.11's mmap has no names for them.
 _MADV_WIPEONFORK = 18  # since 4.14
 _MADV_POPULATE_WRITE = 23  # since 5.14
+
+#: References to an array that only one variable and getrefcount itself refer to.
+_LONE_REFERENCES = 2
+
+#: Mappings of closed tiers: addresses without memory.
+_retired: list[mmap.mmap] = []
 
 
 class DramTier:
@@ -45,11 +52,12 @@ class DramTier:
             raise ConfigError(
                 f"no memory for a DRAM tier of {self._capacity_bytes} bytes: {error}"
             ) from error
-        self._mapping: mmap.mmap | None = mapping
         whole = np.frombuffer(mapping, np.uint8)
         skip = -whole.ctypes.data % _HUGE_PAGE_BYTES
-        self._memory: Bytes = whole[skip : skip + self._capacity_bytes]
-        self._populate(mapping, skip)
+        self._whole: Bytes | None = whole
+        self._memory: Bytes | None = whole[skip : skip + self._capacity_bytes]
+        self._mapping = mapping
+        self._populate(mapping, self._memory, skip)
 
     @property
     def capacity_bytes(self) -> int:
@@ -58,9 +66,7 @@ class DramTier:
 
     def view(self, place: Place) -> Bytes:
         """The memory of a place, without a copy. Whoever writes to it must hold a reservation."""
-        if self._mapping is None:
-            raise TierError("the DRAM tier is closed")
-        return self._memory[place.offset_bytes : place.offset_bytes + place.length_bytes]
+        return self._open_memory()[place.offset_bytes : place.offset_bytes + place.length_bytes]
 
     def read(self, batch: Sequence[Piece]) -> list[Outcome]:
         """Copy out. Never misses: what may not be read any more, the lease on it knows."""
@@ -74,25 +80,33 @@ class DramTier:
 
     def delete(self, batch: Sequence[Place]) -> list[Outcome]:
         """Nothing to do: a place is memory, and whoever is granted it next overwrites it."""
-        if self._mapping is None:
-            raise TierError("the DRAM tier is closed")
+        self._open_memory()
         return [Outcome.OK] * len(batch)
 
     def close(self) -> None:
-        """Unmap at once, or when the last view is gone."""
-        mapping, self._mapping = self._mapping, None
-        self._memory = np.empty(0, np.uint8)
-        if mapping is not None:
-            with suppress(BufferError):  # views live on; the last one unmaps
-                mapping.close()
+        """Give the memory back, at once or when the last view is gone.
+
+        The addresses are kept: a tensor over a view that was released, which nobody can see, then
+        reads zeros and does not crash.
+        """
+        whole, self._whole, self._memory = self._whole, None, None
+        # Every view refers to the array over the whole mapping.
+        if whole is not None and sys.getrefcount(whole) <= _LONE_REFERENCES:
+            with suppress(OSError):
+                self._mapping.madvise(mmap.MADV_DONTNEED)
+            _retired.append(self._mapping)
+
+    def _open_memory(self) -> Bytes:
+        memory = self._memory
+        if memory is None:
+            raise TierError("the DRAM tier is closed")
+        return memory
 
     def _views(self, batch: Sequence[Piece]) -> list[Bytes]:
-        if self._mapping is None:
-            raise TierError("the DRAM tier is closed")
-        memory = self._memory
+        memory = self._open_memory()
         return [memory[start : start + length] for (_, start, length, _), _ in batch]
 
-    def _populate(self, mapping: mmap.mmap, skip: int) -> None:
+    def _populate(self, mapping: mmap.mmap, memory: Bytes, skip: int) -> None:
         """Have every page now, so that no put pays for a page fault."""
         for advice in (mmap.MADV_HUGEPAGE, _MADV_WIPEONFORK):
             with suppress(OSError):  # a kernel without it works, slower
@@ -104,4 +118,4 @@ class DramTier:
         except OSError:
             # Before Linux 5.14, or memory is short: touching each page gives the same, or the
             # system's own answer to a lack of memory.
-            self._memory[::system_page] = 0
+            memory[::system_page] = 0

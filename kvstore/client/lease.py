@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self, cast
 
-from kvstore.buffers import as_bytes
+from kvstore.buffers import batch_as_bytes
 from kvstore.client.durations import lasting_seconds
 from kvstore.client.views import PoolView
 from kvstore.errors import InvalidBuffer, KVStoreError, LeaseExpired, LeaseInUse
@@ -158,12 +158,6 @@ def pieces_of(places: Sequence[Place], buffers: Sequence[object]) -> list[Piece]
 
     Raises InvalidBuffer for a buffer that is not as long as its block, or cannot be written.
     """
-    pieces: list[Piece] = []
-    for place, buffer in zip(places, buffers, strict=False):
-        memory = as_bytes(buffer, is_writable=True)
-        if len(memory) != place.length_bytes:
-            raise InvalidBuffer(
-                f"buffers[{len(pieces)}] has {len(memory)} bytes, its block {place.length_bytes}"
-            )
-        pieces.append((place, memory))
-    return pieces
+    lengths = [place[2] for place in places]
+    memories = batch_as_bytes(buffers, lengths, is_writable=True, name="buffers")
+    return list(zip(places, memories, strict=False))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import pairwise
 from typing import TYPE_CHECKING, Self, cast
 
 from kvstore import codec
-from kvstore.buffers import as_bytes
+from kvstore.buffers import batch_as_bytes
 from kvstore.client.durations import lasting_seconds
 from kvstore.client.durations import wait_seconds as checked_wait_seconds
 from kvstore.client.lease import Lease, pieces_of
@@ -96,7 +95,7 @@ class Session:
         storage_keys = self._storage_keys(keys)
         request = MatchRequest(self._domain, storage_keys, checked_wait_seconds(wait_seconds))
         answer = cast("MatchAnswer", self._link.call(request))
-        tokens = sum(key.token_count for key in keys[: answer.blocks])
+        tokens = _tokens(keys[: answer.blocks])
         return Found(answer.blocks, tokens, answer.by_tier, answer.reason)
 
     def lease(
@@ -114,7 +113,7 @@ class Session:
         request = LeaseRequest(
             self._domain,
             storage_keys,
-            sum([key.token_count for key in keys]),
+            _tokens(keys),
             lasting_seconds("ttl_seconds", ttl_seconds),
             checked_wait_seconds(wait_seconds),
         )
@@ -141,8 +140,7 @@ class Session:
         """
         self._check_keys(keys)
         _check_start(start, keys)
-        storage_keys, parents = self._keys_of.keys_and_parents(keys)
-        _check_consecutive(keys, storage_keys)
+        storage_keys, parents = self._keys_of.prefix_keys(keys), self._keys_of.parents(keys)
         blocks = [
             BlockSpec(
                 storage_key,
@@ -228,7 +226,7 @@ class Session:
         request = ReadRequest(
             self._domain,
             self._storage_keys(keys),
-            sum([key.token_count for key in keys]),
+            _tokens(keys),
             checked_wait_seconds(wait_seconds),
         )
         answer = cast("ReadAnswer", self._link.call(request))
@@ -307,9 +305,7 @@ class Session:
 
     def _storage_keys(self, keys: Sequence[BlockKey]) -> list[bytes]:
         self._check_keys(keys)
-        storage_keys = self._keys_of.keys(keys)
-        _check_consecutive(keys, storage_keys)
-        return storage_keys
+        return self._keys_of.prefix_keys(keys)
 
     def _check_keys(self, keys: Sequence[BlockKey]) -> None:
         self._check_open()
@@ -328,17 +324,8 @@ class Session:
         self._keys_of.keys(keys[start:])  # that they are keys, before anything is asked of them
         if len(blocks) != len(keys) - start:
             raise InvalidBuffer(f"{len(blocks)} blocks for keys {start} to {len(keys)}")
-        sources = []
-        for position, (key, block) in enumerate(zip(keys[start:], blocks, strict=True)):
-            source = as_bytes(block, is_writable=False)
-            expected = self._bytes_per_token * key.token_count
-            if len(source) != expected:
-                raise InvalidBuffer(
-                    f"blocks[{position}] has {len(source)} bytes, and {key.token_count} tokens of "
-                    f"this layout are {expected}"
-                )
-            sources.append(source)
-        return sources
+        lengths = [self._bytes_per_token * key.token_count for key in keys[start:]]
+        return batch_as_bytes(blocks, lengths, is_writable=False, name="blocks")
 
 
 def _check_start(start: int, keys: Sequence[BlockKey]) -> None:
@@ -346,9 +333,6 @@ def _check_start(start: int, keys: Sequence[BlockKey]) -> None:
         raise InvalidRequest(f"start is {start!r}: allowed are 0 to {len(keys)}, the keys given")
 
 
-def _check_consecutive(keys: Sequence[BlockKey], storage_keys: list[bytes]) -> None:
-    for position, (key, following) in enumerate(pairwise(keys)):
-        if following.parent_hash != key.chain_hash:
-            raise InvalidKeys(f"keys[{position + 1}] does not follow keys[{position}]")
-    if len(set(storage_keys)) < len(storage_keys):
-        raise InvalidKeys("a key occurs twice: every block of a sequence has another one")
+def _tokens(keys: Sequence[BlockKey]) -> int:
+    """Tokens of consecutive blocks, of which only the last one can be partial."""
+    return (len(keys) - 1) * keys[0].token_count + keys[-1].token_count if keys else 0

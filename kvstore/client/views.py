@@ -16,7 +16,7 @@ class PoolView:
     """One read-only memoryview of pool memory, and the array that exports it.
 
     A view can be handed on in two ways, and each leaves another trace: whatever takes its buffer
-    (`np.frombuffer`, `torch.frombuffer`) is counted by the view itself, which then refuses to be
+    (`np.frombuffer`) is counted by the view itself, which then refuses to be
     released; slices of it share its export, which keeps the array referenced.
     """
 

@@ -70,11 +70,13 @@ class EmbeddedRunner:
         with self._lock:
             self._check_usable()
             transfers = self._settle() if self._results or self._later else []
-            request_id = self._next_request_id()
+            self._last_request_id = request_id = self._last_request_id + 1
             step = self._step(self._core.begin, request_id, request)
             if len(step.answers) == 1 and not step.transfers and not transfers:
                 answered, answer = step.answers[0]
                 if answered == request_id:
+                    if self._sleepers:
+                        self._news.notify_all()  # the next deadline may have come nearer
                     return answer
             transfers += self._take(step)
         try:
@@ -152,6 +154,8 @@ class EmbeddedRunner:
     # -- inside ------------------------------------------------------------------------------
 
     def _check_usable(self) -> None:
+        if not (self._is_forked or self._is_closed or self._is_stepping):
+            return
         # The fork first: a child may have inherited the lock in a locked state.
         if self._is_forked:
             raise StoreForked(
@@ -172,10 +176,6 @@ class EmbeddedRunner:
                     "another call to it: leave that to the deadline, or to another thread"
                 )
 
-    def _next_request_id(self) -> int:
-        self._last_request_id += 1
-        return self._last_request_id
-
     def _step(self, event: Callable[..., Step], *arguments: object) -> Step:
         """Let the core take one step. Holds the lock."""
         self._is_stepping = True
@@ -193,7 +193,7 @@ class EmbeddedRunner:
 
     def _ask(self, request: Request) -> None:
         """Have a request done that is answered at once, for nobody. Holds the lock."""
-        request_id = self._next_request_id()
+        self._last_request_id = request_id = self._last_request_id + 1
         self._take(self._step(self._core.begin, request_id, request))
         self._answers.pop(request_id)
 

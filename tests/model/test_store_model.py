@@ -142,7 +142,7 @@ class StoreMachine(RuleBasedStateMachine):
         buffers = [np.full(self.length_of(n, key), 0xEE, np.uint8) for key in keys]
         outcomes = self.sessions[n].get_into(keys, buffers, wait_seconds=wait)
         self.model.settle(self.clock.now())
-        blocks, reason = self.leasable(keys)
+        blocks, reason = self.model.prefix(keys)
         assert outcomes == [Outcome.OK] * blocks + [reason] * (len(keys) - blocks)
         for key, buffer in zip(keys[:blocks], buffers, strict=False):
             assert writer_of(buffer, key) == self.model.stored[key]

@@ -101,7 +101,7 @@ def test_memory_that_is_not_what_it_looks_like_is_refused(make):
 
 
 @pytest.mark.parametrize("length_bytes", [1, 4095, 4096, 4097, 100_000])
-def test_aligned_buffers_start_at_a_page_and_do_not_overlap(length_bytes):
+def test_aligned_buffers_are_page_aligned_and_do_not_overlap(length_bytes):
     buffers = aligned_buffers(5, length_bytes)
     assert [len(buffer) for buffer in buffers] == [length_bytes] * 5
     assert all(buffer.ctypes.data % 4096 == 0 for buffer in buffers)

@@ -61,7 +61,9 @@ class TestClose:
     def test_who_waits_hears_of_the_close(self, namespace):
         class ClosingClock(FakeClock):
             def wait(self, condition, timeout_seconds):
+                condition.release()  # as a real wait does
                 store.close()
+                condition.acquire()
 
         store = kvstore.open(dram_capacity_bytes="1MiB", clock=ClosingClock())
         session = store.session(namespace)
@@ -171,6 +173,46 @@ def test_a_get_says_so_where_its_blocks_left_while_they_were_copied(
     outcomes = session.get_into(keys, empty_buffers(3))
     assert outcomes == [OK] * lost + [Outcome.EVICTED] * (3 - lost)
     assert store.stats()["counters"]["lost_blocks"] == {"evicted": 3 - lost}
+
+
+class SteppedClock(FakeClock):
+    """A waiting thread, seen from the others: they act while it sleeps, and may wake it."""
+
+    def __init__(self):
+        super().__init__()
+        self.acts = []
+
+    def wait(self, condition, timeout_seconds):
+        wakes = []
+        condition.notify_all = lambda: wakes.append(True)
+        condition.release()
+        if self.acts:
+            self.acts.pop(0)()
+        condition.acquire()
+        if not wakes:
+            self.advance(timeout_seconds)
+
+
+def test_who_waits_for_room_is_served_when_a_later_and_shorter_lease_ends(namespace):
+    """LI01: nobody else calls the store; the deadline itself has to wake the sleeper."""
+    clock = SteppedClock()
+    store = kvstore.open(dram_capacity_bytes="1MiB", clock=clock)
+    session = store.session(namespace)
+    keys = filled(session, 1, 8)
+    long_lease = session.lease(keys, ttl_seconds=100)
+    writer = session.reserve(namespace.keys([2] * 8), ttl_seconds=200)
+    short_leases = []
+
+    def change_leases():
+        short_leases.append(session.lease(keys, ttl_seconds=1))
+        long_lease.release()
+
+    clock.acts = [change_leases]
+    started = clock.now()
+    new = namespace.keys([3])
+    assert session.put(new, payloads(new), wait_seconds=150) == [OK]
+    assert clock.now() - started == 1
+    writer.abort()
 
 
 def test_a_writer_that_fails_half_way_gives_everything_back(store, session, namespace):

@@ -229,10 +229,11 @@ def test_permuted_tokens_have_other_keys(token_ids, data):
 def test_each_block_knows_its_parent(token_ids):
     namespace = a_namespace()
     block_keys = namespace.keys(token_ids, partial=True)
-    keys, parents = KeyMaker(namespace, WHOLE).keys_and_parents(block_keys)
+    maker = KeyMaker(namespace, WHOLE)
+    keys, parents = maker.prefix_keys(block_keys), maker.parents(block_keys)
     assert keys == [storage_key(key, WHOLE) for key in block_keys]
     assert parents == [None, *keys[:-1]]
-    assert KeyMaker(namespace, WHOLE).keys_and_parents(block_keys[1:])[1] == keys[:-1]
+    assert KeyMaker(namespace, WHOLE).parents(block_keys[1:]) == keys[:-1]
     assert [key.parent_hash for key in block_keys] == [
         ROOT_HASH,
         *(key.chain_hash for key in block_keys[:-1]),
@@ -297,7 +298,8 @@ def test_prefix_has_the_keys_that_it_has_in_the_whole(ranges, cut):
 def test_hashes_of_an_engine_stand_for_ours():
     namespace = a_namespace()
     block_keys = namespace.keys_of_hashes([b"1" * 16, b"2" * 32, b"3" * HASH_BYTES_MAX], ENGINE)
-    keys, parents = KeyMaker(namespace, WHOLE).keys_and_parents(block_keys)
+    maker = KeyMaker(namespace, WHOLE)
+    keys, parents = maker.prefix_keys(block_keys), maker.parents(block_keys)
     assert parents == [None, *keys[:-1]]
     assert {key.token_count for key in block_keys} == {4}
     tail = namespace.keys_of_hashes([b"2" * 32], ENGINE, parent_hash=b"1" * 16)

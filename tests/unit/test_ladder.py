@@ -295,6 +295,7 @@ class TestWatermarks:
         driver = self.make(400, 1.0, 1.0)
         driver.put(chain("a", 380))
         driver.core._watermarks = Watermarks(0.9, 0.1)
+        driver.core._high_bytes = 360 * UNIT_BYTES
         driver.tick()
         assert driver.usage("free") == 20 + 64
         assert driver.core.next_deadline() == driver.clock.now()

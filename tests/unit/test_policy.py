@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 from kvstore.index import Entry
-from kvstore.messages import BlockSpec
+from kvstore.messages import BlockSpec, PinKind, PinRequest, UnpinRequest
 from kvstore.policy import LruPolicy
 from kvstore.slots import Slot
 from kvstore.types import SINGLE_DOMAIN, Outcome
-from tests.core_driver import Driver, chain, key_of
+from tests.core_driver import Driver, chain, key_of, keys
 
 
 def evicted_order(driver, blocks):
@@ -152,6 +152,28 @@ class TestParents:
         driver.put(chain("b", 2))
         assert evicted_order(driver, blocks[:1] + chain("b", 2))[0] == "a0"
 
+    def test_a_parent_that_became_a_leaf_while_it_was_read_is_a_leaf(self):
+        driver, blocks = Driver(3), chain("a", 3)
+        driver.put(blocks)
+        lease = driver.lease(blocks)
+        driver.delete(blocks[1:])
+        driver.release(lease)
+        driver.put(chain("b", 2))
+        assert evicted_order(driver, blocks[:1] + chain("b", 2)) == ["a0", "b1", "b0"]
+
+    def test_a_block_that_was_unpinned_while_it_was_read_is_a_block_like_others(self):
+        driver, pinned = Driver(3), chain("x", 1)
+        driver.put(pinned)
+        driver.ask(PinRequest(SINGLE_DOMAIN, keys(pinned), PinKind.SOFT, None))
+        for name in "fgh":  # one of them evicts, and finds the pin
+            driver.put(chain(name, 1))
+        lease = driver.lease(pinned)
+        driver.ask(UnpinRequest(SINGLE_DOMAIN, keys(pinned)))
+        driver.release(lease)
+        for name in "ijk":
+            driver.put(chain(name, 1))
+        assert driver.held(pinned) == "0"
+
     def test_a_writer_that_gave_up_leaves_its_parent_a_leaf(self):
         driver, blocks = Driver(3), chain("a", 2)
         driver.put(blocks[:1])
@@ -163,9 +185,17 @@ class TestParents:
 
 
 def an_entry(name, *, is_partial=False):
+    """A ready entry that nobody uses."""
     spec = BlockSpec(key_of(name), None, 4096, 16, is_partial)
     entry = Entry(SINGLE_DOMAIN, spec, Slot(0, 4096, 1))
     entry.is_ready = True
+    return entry
+
+
+def queued(policy, name):
+    entry = an_entry(name)
+    policy.touch([entry])
+    policy.add(entry)
     return entry
 
 
@@ -174,9 +204,8 @@ class TestQueue:
         assert LruPolicy().pop_victim() is None
 
     def test_a_victim_is_given_once(self):
-        policy, entry = LruPolicy(), an_entry("a")
-        policy.touch([entry])
-        policy.add(entry)
+        policy = LruPolicy()
+        entry = queued(policy, "a")
         policy.add(entry)
         assert policy.pop_victim() is entry
         assert policy.pop_victim() is None
@@ -186,55 +215,48 @@ class TestQueue:
         rng = random.Random(1)
         for _ in range(20):
             policy, entries = LruPolicy(), [an_entry(f"e{i}") for i in range(30)]
-            free: set[Entry] = set()
+            for entry in entries:
+                policy.add(entry)
             for _ in range(400):
                 entry = rng.choice(entries)
-                match rng.randrange(5):
+                match rng.randrange(4):
                     case 0:
-                        run = rng.sample(entries, 3)
-                        policy.touch(run)
-                    case 1 | 2:
+                        policy.touch(rng.sample(entries, 3))
+                    case 1:
+                        entry.users = 1
+                    case 2:
+                        entry.users = 0
                         policy.add(entry)
-                        free.add(entry)
                     case 3:
-                        policy.remove(entry)
-                        free.discard(entry)
-                    case 4:
                         victim = policy.pop_victim()
-                        oldest = min((e.stamp for e in free), default=None)
+                        oldest = min((e.stamp for e in entries if not e.users), default=None)
                         assert (victim.stamp if victim else None) == oldest
-                        free.discard(victim)
+                        if victim:
+                            policy.add(victim)
 
     def test_removed_entries_do_not_pile_up(self):
         policy = LruPolicy()
         for i in range(20_000):
-            entry = an_entry(f"e{i}")
-            policy.touch([entry])
-            policy.add(entry)
+            entry = queued(policy, f"e{i}")
+            entry.is_ready = False
             policy.remove(entry)
-        assert len(policy._queue) < 2_000
+        assert len(policy._queue) < 4_000
         assert policy.pop_victim() is None
 
     def test_compaction_keeps_those_that_may_leave(self):
-        policy, kept = LruPolicy(), [an_entry(f"k{i}") for i in range(50)]
-        for entry in kept:
-            policy.touch([entry])
-            policy.add(entry)
+        policy = LruPolicy()
+        kept = [queued(policy, f"k{i}") for i in range(50)]
         for i in range(5_000):
-            entry = an_entry(f"e{i}")
-            policy.touch([entry])
-            policy.add(entry)
+            entry = queued(policy, f"e{i}")
+            entry.is_ready = False
             policy.remove(entry)
         assert [policy.pop_victim() for _ in range(51)] == [*kept, None]
 
-    def test_an_entry_that_comes_back_after_compaction_is_queued_again(self):
-        policy, entry = LruPolicy(), an_entry("a")
-        policy.touch([entry])
-        policy.add(entry)
-        policy.remove(entry)
-        for i in range(2_000):
-            other = an_entry(f"e{i}")
-            policy.add(other)
-            policy.remove(other)
+    def test_an_entry_that_was_passed_over_while_in_use_is_queued_again(self):
+        policy = LruPolicy()
+        entry = queued(policy, "a")
+        entry.users = 1
+        assert policy.pop_victim() is None
+        entry.users = 0
         policy.add(entry)
         assert policy.pop_victim() is entry

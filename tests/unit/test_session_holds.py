@@ -163,6 +163,12 @@ class TestLease:
         late.release()
         assert store.stats()["counters"]["lost_blocks"] == {"expired": 2}
 
+    def test_readers_may_hold_half_of_the_store(self, session):
+        keys = filled(session, 1, 12)
+        with session.lease(keys) as lease:
+            assert (lease.blocks, lease.reason) == (8, Outcome.BUSY)
+        assert session.get_into(keys, empty_buffers(12)) == [OK] * 12, "a copy holds nothing"
+
     def test_deleted_blocks_stay_readable_under_a_lease(self, store, session):
         keys = filled(session, 1, 2)
         with session.lease(keys) as lease:

@@ -105,7 +105,7 @@ class Worker:
 
 class TestThreads:
     def test_the_gil_is_free_while_blocks_are_copied_and_checked(self):
-        source = np.ones(32 << 20, np.uint8)
+        source = np.ones(256 << 20, np.uint8)
         target = np.zeros_like(source)
         calls = {
             "copy": lambda: native.copy_batch([target], [source]),
