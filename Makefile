@@ -10,7 +10,8 @@ TORCH ?= torch==2.13.0
 PIP_FLAGS ?=
 EXTRAS ?= transformers,lz4,test,lint
 PYTEST_FLAGS ?=
-BENCH_FLAGS ?=
+BENCH_SIZES ?= 256KiB 1MiB 4MiB
+BENCH_FLAGS ?= --rounds 300
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.kvstore-installed
@@ -49,11 +50,13 @@ format: venv  ## rewrite the style that can be rewritten
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: venv  ## measure the DRAM path; the result goes to benchmarks/results/
+bench: venv  ## measure the DRAM path; the results go to benchmarks/results/
 	@mkdir -p benchmarks/results
-	$(BIN)/kvstore bench dram --json $(BENCH_FLAGS) > benchmarks/results/dram.json.part
-	@mv benchmarks/results/dram.json.part benchmarks/results/dram.json
-	@echo benchmarks/results/dram.json
+	@set -e; for size in $(BENCH_SIZES); do \
+	  result=benchmarks/results/dram-$$size.json; echo "$$result"; \
+	  $(BIN)/kvstore bench dram --block-size $$size $(BENCH_FLAGS) --json > $$result.part; \
+	  mv $$result.part $$result; \
+	done
 
 clean:  ## remove the environment, caches and build outputs
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

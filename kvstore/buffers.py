@@ -36,10 +36,14 @@ def batch_as_bytes(
     """
     found: list[Bytes] = []
     for buffer, length_bytes in zip(buffers, lengths_bytes, strict=False):
-        if type(buffer) is np.ndarray and buffer.dtype is _BYTE and buffer.strides == (1,):
+        # A short way for flat arrays of bytes; `carray` is contiguous, aligned and writable.
+        if (
+            type(buffer) is np.ndarray
+            and buffer.dtype is _BYTE
+            and buffer.ndim == 1
+            and (buffer.flags.carray)
+        ):
             memory: Bytes = buffer
-            if is_writable and not memory.flags.writeable:
-                raise InvalidBuffer(f"{name}[{len(found)}] is read-only")
         else:
             memory = as_bytes(buffer, is_writable=is_writable)
         if len(memory) != length_bytes:

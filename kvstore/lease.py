@@ -73,7 +73,7 @@ class Leases:
         if reason is not None:
             counters.add("misses", len(request.keys) - len(entries), reason)
         if not entries:
-            return LeaseAnswer(0, [], now, {}, reason)
+            return LeaseAnswer(0, [], now, {}, reason, self._blocks.slots.moves)
         self._blocks.hit(entries)
         self._blocks.add_users(entries)
         for entry in entries:
@@ -85,7 +85,8 @@ class Leases:
         self._leases[lease.lease_id] = lease
         self.deadlines.add(lease.deadline, lease.lease_id)
         places = [entry.place for entry in entries]
-        return LeaseAnswer(lease.lease_id, places, lease.deadline, {tier: len(entries)}, reason)
+        by_tier, moves = {tier: len(entries)}, self._blocks.slots.moves
+        return LeaseAnswer(lease.lease_id, places, lease.deadline, by_tier, reason, moves)
 
     def renew(self, lease_id: int, ttl_seconds: float, now: float) -> float | None:
         """Move a deadline on, never back, never past the maximum; None where it has ended."""

@@ -55,13 +55,17 @@ class LeaseRequest(NamedTuple):
 
 
 class LeaseAnswer(NamedTuple):
-    """A lease on `places`, until `deadline` on the core's clock. `lease_id` 0: nothing held."""
+    """A lease on `places`, until `deadline` on the core's clock. `lease_id` 0: nothing held.
+
+    `moves` as in `ReadAnswer`.
+    """
 
     lease_id: int
     places: list[Place]
     deadline: float
     by_tier: dict[str, int]
     reason: Outcome | None
+    moves: int
 
 
 class ReadRequest(NamedTuple):
@@ -78,10 +82,14 @@ class ReadRequest(NamedTuple):
 
 
 class ReadAnswer(NamedTuple):
-    """The places of the longest prefix that is readable, and why it ends there."""
+    """The places of the longest prefix that is readable, and why it ends there.
+
+    `moves` is how often slots had changed hands then: where it still is, all generations are.
+    """
 
     places: list[Place]
     reason: Outcome | None
+    moves: int
 
 
 class RenewRequest(NamedTuple):

@@ -72,7 +72,8 @@ class Slots:
             raise ValueError(f"capacity_bytes is {capacity_bytes}, less than one slot of 4096")
         self.capacity_bytes = units * SLOT_ALIGNMENT_BYTES
         self.generations = array("Q", bytes(8 * units))
-        self._last_generation = 0
+        #: How often slots changed hands. While it stays, no generation has changed.
+        self.moves = 0
         self._granted: dict[int, Slot] = {}  # by offset
         self._granted_by_end: dict[int, Slot] = {}
         self.free_bytes = self.capacity_bytes
@@ -190,9 +191,9 @@ class Slots:
         return found
 
     def _next_generation(self, offset_bytes: int) -> int:
-        self._last_generation += 1
-        self.generations[offset_bytes // SLOT_ALIGNMENT_BYTES] = self._last_generation
-        return self._last_generation
+        self.moves += 1
+        self.generations[offset_bytes // SLOT_ALIGNMENT_BYTES] = self.moves
+        return self.moves
 
     def _add_extent(self, start: int, size: int) -> None:
         self._size_at[start] = size

@@ -60,7 +60,7 @@ from kvstore.transfers import Transfers
 from kvstore.types import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from kvstore.audit import Audit
     from kvstore.clock import Clock
@@ -190,9 +190,9 @@ class Core:
         )
 
     @property
-    def generations(self) -> Sequence[int]:
-        """The generation of each 4 KiB of the tier, for readers; see `Slots`."""
-        return self._blocks.slots.generations
+    def slots(self) -> Slots:
+        """The slots of the tier, of which readers may read `generations` and `moves`."""
+        return self._blocks.slots
 
     def usage(self) -> dict[str, int]:
         """The tier's bytes: capacity, free, largest free, and slots by state."""
@@ -257,7 +257,8 @@ class Core:
         if reason is not None:
             self.counters.add("misses", len(request.keys) - len(entries), reason)
         self._blocks.hit(entries)
-        return ReadAnswer([entry.place for entry in entries], reason)
+        places = [entry.place for entry in entries]
+        return ReadAnswer(places, reason, self._blocks.slots.moves)
 
     def _attempt(self, request: Request, now: float, *, is_final: bool) -> Answer | None:
         """The answer as things are; None where waiting may bring a better one."""

@@ -43,6 +43,7 @@ class Lease:
         self._link = link
         self._lease_id = answer.lease_id
         self._places = answer.places
+        self._moves = answer.moves
         self._views: list[PoolView] = []
         self._views_in_use: list[PoolView] = []  # found alive at an earlier attempt to release
         self._is_released = False
@@ -94,7 +95,7 @@ class Lease:
             return True
         if self._is_released or self._link.clock.now() >= self.deadline - MARGIN_SECONDS:
             return False
-        return self._link.first_stale(self._places) == len(self._places)
+        return self._link.first_stale(self._places, self._moves) == len(self._places)
 
     def copy_into(self, buffers: Sequence[object]) -> list[Outcome]:
         """Copy block i into buffers[i], and say of each whether it was copied.

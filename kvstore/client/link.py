@@ -42,6 +42,9 @@ class Link(Protocol):
         """Copy into the pool."""
         ...
 
-    def first_stale(self, places: Sequence[Place]) -> int:
-        """The first of `places` whose slot is no longer whose it was then; their number if none."""
+    def first_stale(self, places: Sequence[Place], moves: int) -> int:
+        """The first of `places` whose slot is no longer whose it was; their number if none.
+
+        `moves` comes from the answer that they came with.
+        """
         ...

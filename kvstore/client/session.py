@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self, cast
 
 from kvstore import codec
 from kvstore.buffers import batch_as_bytes
-from kvstore.client.durations import lasting_seconds
+from kvstore.client.durations import NO_WAIT, lasting_seconds
 from kvstore.client.durations import wait_seconds as checked_wait_seconds
 from kvstore.client.lease import Lease, pieces_of
 from kvstore.client.reservation import Reservation
@@ -86,7 +86,7 @@ class Session:
         with suppress(KVStoreError):  # what left the block matters more
             self.close()
 
-    def match(self, keys: Sequence[BlockKey], *, wait_seconds: float = 0.0) -> Found:
+    def match(self, keys: Sequence[BlockKey], *, wait_seconds: float = NO_WAIT) -> Found:
         """How long a prefix of `keys` is held, where, and why it ends there.
 
         Holds nothing: a block found may be gone a moment later. With `wait_seconds`, waits for
@@ -103,7 +103,7 @@ class Session:
         keys: Sequence[BlockKey],
         *,
         ttl_seconds: float = LEASE_SECONDS,
-        wait_seconds: float = 0.0,
+        wait_seconds: float = NO_WAIT,
     ) -> Lease:
         """Keep the longest prefix of `keys` readable for `ttl_seconds`.
 
@@ -212,7 +212,7 @@ class Session:
         return outcomes
 
     def get_into(
-        self, keys: Sequence[BlockKey], buffers: Sequence[object], *, wait_seconds: float = 0.0
+        self, keys: Sequence[BlockKey], buffers: Sequence[object], *, wait_seconds: float = NO_WAIT
     ) -> list[Outcome]:
         """Copy the contents of `keys` into the caller's `buffers`; one outcome each.
 
@@ -234,7 +234,7 @@ class Session:
         # Nothing is held meanwhile: a slot whose generation is the same after the last byte was
         # nobody else's before it.
         outcomes = self._link.read(pieces_of(places, buffers))
-        right = self._link.first_stale(places)
+        right = self._link.first_stale(places, answer.moves)
         lost = len(places) - right
         if lost:
             outcomes[right:] = [Outcome.EVICTED] * lost

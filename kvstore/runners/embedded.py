@@ -50,7 +50,7 @@ class EmbeddedRunner:
         self._is_stepping = False
         self._news = threading.Condition(self._lock)
         self._sleepers = 0
-        self._generations = core.generations
+        self._slots = core.slots
         self._answers: dict[int, Answer] = {}
         self._last_request_id = 0
         self._checksum_cpu_seconds = 0.0
@@ -71,7 +71,11 @@ class EmbeddedRunner:
             self._check_usable()
             transfers = self._settle() if self._results or self._later else []
             self._last_request_id = request_id = self._last_request_id + 1
-            step = self._step(self._core.begin, request_id, request)
+            self._is_stepping = True  # as _step does it, for the call that all others wait for
+            try:
+                step = self._core.begin(request_id, request)
+            finally:
+                self._is_stepping = False
             if len(step.answers) == 1 and not step.transfers and not transfers:
                 answered, answer = step.answers[0]
                 if answered == request_id:
@@ -104,11 +108,13 @@ class EmbeddedRunner:
         self._check_usable()
         return self._tier.write(batch)
 
-    def first_stale(self, places: Sequence[Place]) -> int:
-        """The first of `places` whose slot is no longer whose it was then; their number if none."""
+    def first_stale(self, places: Sequence[Place], moves: int) -> int:
+        """The first of `places` whose slot is no longer whose it was; their number if none."""
         if self._is_forked:
             return 0
-        generations = self._generations
+        if self._slots.moves == moves:
+            return len(places)
+        generations = self._slots.generations
         for position, (_, offset_bytes, _, generation) in enumerate(places):
             if generations[offset_bytes // SLOT_ALIGNMENT_BYTES] != generation:
                 return position

@@ -97,7 +97,7 @@ class World:
                 continue
             for place, writer in zip(client.lease.places, client.read, strict=True):
                 unit = place.offset_bytes // UNIT_BYTES
-                assert self.core.generations[unit] == place.generation
+                assert self.core.slots.generations[unit] == place.generation
                 assert self.memory[unit] == writer, "a leased block changed"
 
     def fingerprint(self) -> object:

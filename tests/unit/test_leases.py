@@ -20,7 +20,7 @@ def driver():
 
 
 def generations(driver, lease):
-    return [driver.core.generations[place.offset_bytes // 4096] for place in lease.places]
+    return [driver.core.slots.generations[place.offset_bytes // 4096] for place in lease.places]
 
 
 class TestProtection:

@@ -30,7 +30,7 @@ _COLUMNS = (
 )
 _MEANING = {
     "limit": "plain np.copyto of the same bytes",
-    "get": "get_into: lease, copy, release",
+    "get": "get_into: look up, copy, check",
     "put": "new keys, pool full: evicts as many",
     "put_free": "new keys, room made before",
 }
@@ -61,7 +61,7 @@ def document(parameters: Parameters, outcomes: Outcomes) -> dict[str, Any]:
             "working_set_bytes": parameters.working_set_bytes,
             "interleaved": parameters.is_interleaved,
         },
-        "results": {
+        **{
             name: _figures(name, outcomes.samples, parameters.working_set_bytes)
             for name in _MEANING
         },
@@ -71,8 +71,7 @@ def document(parameters: Parameters, outcomes: Outcomes) -> dict[str, Any]:
 def text(document: dict[str, Any]) -> str:
     """The table, and how to read it."""
     machine, parameters = document["machine"], document["parameters"]
-    results = document["results"]
-    put = results["put"]
+    put = document["put"]
     lines = [
         f"{document['benchmark']}: blocks of {_size(parameters['block_bytes'])}, "
         f"{parameters['batch_blocks']} per batch, {parameters['rounds']} rounds of "
@@ -84,7 +83,7 @@ def text(document: dict[str, Any]) -> str:
         " " * 9 + "".join(f"{title:>{_width(form)}}" for title, _, form in _COLUMNS),
     ]
     for name, meaning in _MEANING.items():
-        figures = "".join(f"{results[name][field]:{form}}" for _, field, form in _COLUMNS)
+        figures = "".join(f"{document[name][field]:{form}}" for _, field, form in _COLUMNS)
         lines.append(f"{name:9}{figures}  {meaning}")
     lines += [
         "",
