@@ -24,6 +24,8 @@ help:  ## show this list
 
 venv: $(STAMP)  ## make .venv: this checkout, editable, and what tests and demo need
 
+# editable_mode=compat: setuptools' default import hook loses against a folder called kvstore in the
+# current directory, which is what a clone is.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kvstore needs Python 3.11 or newer; try: make PYTHON=python3.12 " + "venv")'
 	@echo "Making $(VENV) with $(TORCH), transformers, numpy, pytest, hypothesis, ruff, mypy and what"
@@ -31,7 +33,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "default on PyPI for Linux; the Makefile says how to choose). Already cached: nothing."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS) \
-	  --constraint constraints.txt "$(TORCH)" --editable ".[$(EXTRAS)]"
+	  --constraint constraints.txt --config-settings editable_mode=compat \
+	  "$(TORCH)" --editable ".[$(EXTRAS)]"
 	@touch $@
 
 demo: venv  ## the store and a real engine: cold and warm time to first token, same tokens

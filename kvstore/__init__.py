@@ -18,7 +18,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvstore import errors
-    from kvstore._open import open
+    from kvstore._open import EmbeddedStore, open
+    from kvstore.client.lease import Lease
+    from kvstore.client.reservation import Reservation
+    from kvstore.client.session import Session
     from kvstore.keys import Media, Namespace
     from kvstore.layout import Layout
     from kvstore.types import BlockKey, Found, Outcome
@@ -27,11 +30,15 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BlockKey",
+    "EmbeddedStore",
     "Found",
     "Layout",
+    "Lease",
     "Media",
     "Namespace",
     "Outcome",
+    "Reservation",
+    "Session",
     "__version__",
     "errors",
     "open",
@@ -40,11 +47,15 @@ __all__ = [
 #: Public name -> the module that defines it.
 _HOMES = {
     "BlockKey": "kvstore.types",
+    "EmbeddedStore": "kvstore._open",
     "Found": "kvstore.types",
     "Layout": "kvstore.layout",
+    "Lease": "kvstore.client.lease",
     "Media": "kvstore.keys",
     "Namespace": "kvstore.keys",
     "Outcome": "kvstore.types",
+    "Reservation": "kvstore.client.reservation",
+    "Session": "kvstore.client.session",
     "open": "kvstore._open",
 }
 

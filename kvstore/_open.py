@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Self, cast
 
 from kvstore.client.session import Session
 from kvstore.clock import SystemClock
-from kvstore.config import Config, DramConfig, StoreConfig, load
+from kvstore.config import Config, DramConfig, StoreConfig, is_size, load
 from kvstore.errors import ConfigError, InvalidRequest
 from kvstore.keys import Namespace
 from kvstore.messages import ScrubAnswer, ScrubRequest
-from kvstore.policy import LruPolicy
+from kvstore.policy import LruNPolicy, LruPolicy, LruRPolicy
 from kvstore.runners.embedded import EmbeddedRunner
 from kvstore.slots import Slots
 from kvstore.store import Core
@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from kvstore.audit import Audit
     from kvstore.clock import Clock
     from kvstore.layout import Part
+    from kvstore.policy import Policy
 
 _SCRUB_BLOCKS = 64  # so that no more than these are kept from eviction at a time
 
-_POLICIES = {"lru": LruPolicy}
+_POLICIES: dict[str, type[Policy]] = {
+    policy.name: policy for policy in (LruPolicy, LruRPolicy, LruNPolicy)
+}
 
 
 class EmbeddedStore:
@@ -61,6 +64,7 @@ class EmbeddedStore:
             raise InvalidRequest(
                 f"a session needs a kvstore.Namespace, not {type(namespace).__name__}"
             )
+        self._runner.check_usable()
         if part is None:
             part = namespace.layout.parts[0]
         return Session(self._runner, SINGLE_DOMAIN, namespace, part)
@@ -107,12 +111,20 @@ def open(
     number or a size such as "8GiB", goes before what the config says. `clock` is for tests. Raises
     ConfigError for a setting that is wrong or does not fit this machine.
     """
+    if isinstance(config, str) and is_size(config):
+        raise ConfigError(
+            f"{config!r} is a size, and the first argument is a configuration file: "
+            f"write kvstore.open(dram_capacity_bytes={config!r})"
+        )
     if isinstance(config, (str, os.PathLike)):
         config = load(Path(config))
     elif config is None:
         config = Config()
     elif not isinstance(config, Config):
-        raise ConfigError(f"config is a {type(config).__name__}: give a path or a Config")
+        raise ConfigError(
+            f"config is of type {type(config).__name__}: give a path or a Config; "
+            "a size goes to dram_capacity_bytes"
+        )
     if dram_capacity_bytes is not None:
         if isinstance(dram_capacity_bytes, bool) or not isinstance(dram_capacity_bytes, (int, str)):
             raise ConfigError(

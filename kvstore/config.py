@@ -5,15 +5,19 @@ Unknown keys are errors. Sizes are written with a unit ("8GiB") or as a number o
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import msgspec
 
 from kvstore.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _UNITS = {
     "": 1,
@@ -33,8 +37,25 @@ def parse_bytes(text: str | int) -> int:
     match = None if isinstance(text, bool) else _SIZE.fullmatch(str(text))
     factor = _UNITS.get(match[2].lower()) if match else None
     if match is None or factor is None:
-        raise ConfigError(f'{text!r} is no size: write bytes, or a unit as in "512MiB" or "8GiB"')
+        raise ConfigError(
+            f'{text!r} is no size: write a number of bytes, or one with a unit, as in "512MiB" or '
+            '"1.5GB"'
+        )
     return int(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
+
+
+def is_size(text: str) -> bool:
+    """Could this be meant as a size?"""
+    match = _SIZE.fullmatch(text)
+    return match is not None and match[2].lower() in _UNITS
+
+
+def shown_bytes(count: int) -> str:
+    """A size for people: "23.4 GiB"."""
+    for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= factor:
+            return f"{count / factor:.4g} {unit}"
+    return f"{count} bytes"
 
 
 class DramConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,7 +67,7 @@ class DramConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the store does with its blocks."""
 
-    policy: Literal["lru"] = "lru"
+    policy: Literal["lru", "lru-r", "lru-n"] = "lru"
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,33 +85,61 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         capacity = _checked_capacity_bytes(asked)
         if capacity > available:
             raise ConfigError(
-                f"dram.capacity_bytes is {asked}, {capacity} bytes, "
-                f"and only {available} bytes of memory are available here"
+                f"dram.capacity_bytes is {asked} ({shown_bytes(capacity)}), and only "
+                f"{shown_bytes(available)} of memory are available here"
             )
         return capacity
 
 
 def load(path: str | os.PathLike[str]) -> Config:
-    """Read a TOML file. Raises ConfigError with the file and the key that is wrong."""
+    """Read a TOML file.
+
+    Raises ConfigError with the file, the setting that is wrong, and what is allowed in its place.
+    """
     try:
         tree: dict[str, Any] = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{os.fspath(path)}: {error}") from error
-    try:
-        config = msgspec.convert(tree, Config)
+        config = _convert(tree)
         if config.dram.capacity_bytes is not None:
             _checked_capacity_bytes(config.dram.capacity_bytes)
+    except OSError as error:
+        raise ConfigError(f"{os.fspath(path)}: {error.strerror or error}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{os.fspath(path)} is no TOML: {error}") from error
     except (msgspec.ValidationError, ConfigError) as error:
         raise ConfigError(f"{os.fspath(path)}: {error}") from error
     return config
 
 
+def _convert(tree: dict[str, Any]) -> Config:
+    """The typed tree; names, tables and choices are checked here, so that messages say it all."""
+    tables = {field.name: field.type for field in msgspec.structs.fields(Config)}
+    for table, settings in tree.items():
+        if table not in tables:
+            raise ConfigError(f"there is no table [{table}]{_nearest(table, tables)}")
+        if not isinstance(settings, dict):
+            raise ConfigError(f"{table} is {settings!r}: it is a table, [{table}]")
+        fields = {field.name: field.type for field in msgspec.structs.fields(tables[table])}
+        for name, value in settings.items():
+            if name not in fields:
+                raise ConfigError(f"[{table}] has no setting {name!r}{_nearest(name, fields)}")
+            choices = get_args(fields[name]) if get_origin(fields[name]) is Literal else ()
+            if choices and value not in choices:
+                raise ConfigError(
+                    f"{table}.{name} is {value!r}: allowed are {', '.join(map(repr, choices))}"
+                )
+    return msgspec.convert(tree, Config)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(known)}"
+
+
 def _checked_capacity_bytes(asked: str | int) -> int:
     capacity = parse_bytes(asked)
     if capacity < CAPACITY_BYTES_MIN:
-        raise ConfigError(
-            f"dram.capacity_bytes is {asked}: the smallest is {CAPACITY_BYTES_MIN} (1MiB)"
-        )
+        raise ConfigError(f"dram.capacity_bytes is {asked}: the smallest is 1MiB")
     return capacity
 
 

@@ -72,9 +72,11 @@ class Lease:
         It is the store's and valid until the lease ends: read it, then ask `valid()`. Whatever is
         made from a view (arrays, slices) must be gone before the lease is released, which then
         refuses; the one thing that it cannot see is a tensor made by `torch.frombuffer`, since
-        that keeps no export. Raises LeaseExpired after the release.
+        that keeps no export. Raises LeaseExpired after the release or the deadline.
         """
         self._check_held()
+        if self._places and not self.remaining_seconds():
+            raise LeaseExpired("the lease's deadline has passed: its memory may be another's now")
         if not self._views:
             link = self._link
             self._views = [PoolView(link.view(place)) for place in self._places]

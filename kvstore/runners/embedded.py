@@ -66,9 +66,9 @@ class EmbeddedRunner:
 
     def call(self, request: Request) -> Answer:
         """Have a request answered, waiting no longer than it says."""
-        self._check_usable()
+        self.check_usable()
         with self._lock:
-            self._check_usable()
+            self.check_usable()
             transfers = self._settle() if self._results or self._later else []
             self._last_request_id = request_id = self._last_request_id + 1
             self._is_stepping = True  # as _step does it, for the call that all others wait for
@@ -95,17 +95,17 @@ class EmbeddedRunner:
 
     def view(self, place: Place) -> Bytes:
         """The pool's own memory at a place."""
-        self._check_usable()
+        self.check_usable()
         return self._tier.view(place)
 
     def read(self, batch: Sequence[Piece]) -> list[Outcome]:
         """Copy out of the pool, outside the lock."""
-        self._check_usable()
+        self.check_usable()
         return self._tier.read(batch)
 
     def write(self, batch: Sequence[Piece]) -> list[Outcome]:
         """Copy into the pool, outside the lock."""
-        self._check_usable()
+        self.check_usable()
         return self._tier.write(batch)
 
     def first_stale(self, places: Sequence[Place], moves: int) -> int:
@@ -124,14 +124,14 @@ class EmbeddedRunner:
 
     def check(self) -> Audit:
         """Recount everything; raises InvariantViolated."""
-        self._check_usable()
+        self.check_usable()
         with self._lock:
             self._bring_up_to_date()
             return self._core.check()
 
     def snapshot(self) -> dict[str, object]:
         """Counters and the bytes of the tier by state."""
-        self._check_usable()
+        self.check_usable()
         with self._lock:
             self._bring_up_to_date()
             core = self._core
@@ -143,7 +143,7 @@ class EmbeddedRunner:
 
     def resident_keys(self) -> list[tuple[bytes, bytes]]:
         """(domain, key) of every block that a reader could find."""
-        self._check_usable()
+        self.check_usable()
         with self._lock:
             self._bring_up_to_date()
             return self._core.resident_keys()
@@ -159,7 +159,8 @@ class EmbeddedRunner:
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
+        """Raise the typed error of a store that was closed, forked or called from within."""
         if not (self._is_forked or self._is_closed or self._is_stepping):
             return
         # The fork first: a child may have inherited the lock in a locked state.
@@ -220,7 +221,7 @@ class EmbeddedRunner:
 
     def _bring_up_to_date(self) -> None:
         """End what is due, so that a look at the state does not see it. Holds the lock."""
-        self._check_usable()
+        self.check_usable()
         self._settle()
         self._take(self._step(self._core.tick, self.clock.now()))
 
@@ -234,7 +235,7 @@ class EmbeddedRunner:
                     continue
                 if request_id in self._answers:
                     return self._answers.pop(request_id)
-                self._check_usable()
+                self.check_usable()
                 transfers = self._sleep()
 
     def _sleep(self) -> list[Transfer]:

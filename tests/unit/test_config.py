@@ -43,7 +43,9 @@ def test_sizes_have_units(text, expected):
 
 @pytest.mark.parametrize("text", ["", "MiB", "-1", "1e9", "1 M", "1 PiBs", "0x10", "1,5MiB", True])
 def test_what_is_no_size_is_named(text):
-    with pytest.raises(ConfigError, match="is no size: write bytes, or a unit as in"):
+    with pytest.raises(
+        ConfigError, match="is no size: write a number of bytes, or one with a unit"
+    ):
         parse_bytes(text)
 
 
@@ -71,14 +73,15 @@ def test_a_capacity_is_cut_to_whole_slots():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[dram]\ncapacity_byte = 1\n", "capacity_byte"),
-        ("[drum]\ncapacity_bytes = 1\n", "drum"),
+        ("[dram]\ncapacity_byte = 1\n", "no setting 'capacity_byte'; did you mean 'capacity_byt"),
+        ("[dram]\nx = 1\n", "no setting 'x'; there are capacity_bytes"),
+        ("[drum]\ncapacity_bytes = 1\n", r"no table \[drum\]; did you mean 'dram'"),
         ('[dram]\ncapacity_bytes = "many"\n', "'many' is no size"),
         ("[dram]\ncapacity_bytes = true\n", "capacity_bytes"),
         ("[dram]\ncapacity_bytes = 1.5\n", "capacity_bytes"),
         ("[dram]\ncapacity_bytes = -1\n", "'?-1'? is no size"),
-        ('[store]\npolicy = "fifo"\n', "policy"),
-        ("dram = 3\n", "dram"),
+        ('[store]\npolicy = "fifo"\n', "store.policy is 'fifo': allowed are 'lru', 'lru-r'"),
+        ("dram = 3\n", r"dram is 3: it is a table, \[dram\]"),
         ("[dram\n", r"(?i)expected"),
         ("[dram]\ncapacity_bytes = 1\ncapacity_bytes = 2\n", "overwrite"),
     ],
@@ -101,18 +104,26 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 
 @pytest.mark.parametrize("capacity", [0, 4096, CAPACITY_BYTES_MIN - 1, "1MB"])
 def test_a_capacity_below_the_smallest_is_refused(capacity):
-    with pytest.raises(ConfigError, match=r"dram\.capacity_bytes is .*: the smallest is 1048576"):
+    with pytest.raises(ConfigError, match=r"dram\.capacity_bytes is .*: the smallest is 1MiB"):
         kvstore.open(dram_capacity_bytes=capacity)
 
 
 def test_a_capacity_beyond_this_machine_is_refused():
-    with pytest.raises(ConfigError, match=r"only \d+ bytes of memory are available here"):
+    with pytest.raises(
+        ConfigError, match=r"\(900 TiB\), and only [\d.]+ GiB of memory are available"
+    ):
         kvstore.open(dram_capacity_bytes="900TiB")
+
+
+@pytest.mark.parametrize("given", ["8GiB", " 512 mib "])
+def test_a_size_where_a_file_belongs_is_told_where_to_go(given):
+    with pytest.raises(ConfigError, match="is a size.*dram_capacity_bytes="):
+        kvstore.open(given)
 
 
 @pytest.mark.parametrize("given", [3, b"x", {}, object()])
 def test_what_is_no_config_is_refused(given):
-    with pytest.raises(ConfigError, match=r"config is a .*: give a path or a Config"):
+    with pytest.raises(ConfigError, match=r"config is of type .*: give a path or a Config"):
         kvstore.open(given)
 
 
