@@ -9,7 +9,8 @@ asked for something that cannot be right, or that a part of the system is broken
     │   ├── InvalidLayout             a field of a Layout
     │   ├── InvalidTokens             token ids, or media ranges over them
     │   ├── InvalidKeys               block keys: of another namespace, not a prefix, twice
-    │   └── InvalidBuffer             a caller's buffer: size, contiguity, read-only
+    │   ├── InvalidBuffer             a caller's buffer: size, contiguity, read-only
+    │   └── InvalidBlocks             physical blocks or token counts do not fit a block table
     ├── ConfigError (ValueError)      a setting, with the place that it came from
     ├── LeaseError                    a lease was not what the caller took it for
     │   ├── LeaseExpired              its deadline passed before the caller was done
@@ -18,6 +19,7 @@ asked for something that cannot be right, or that a part of the system is broken
     ├── StoreClosed                   the store or the session was closed before the call
     ├── StoreForked                   an embedded store was used in a forked child
     ├── StoreReentered                a destructor or signal handler called into a running call
+    ├── NoFreeBlocks                  a block pool has fewer free blocks than were asked for
     ├── TierError                     a tier failed as a whole; its blocks are misses meanwhile
     ├── UnsupportedCache              an engine's cache, or a way to use it, that we cannot keep
     └── InvariantViolated             `check()` found the index and the slots in disagreement
@@ -52,6 +54,10 @@ class InvalidBuffer(InvalidRequest):
     """A caller's buffer has the wrong size, is not contiguous, or is read-only."""
 
 
+class InvalidBlocks(InvalidRequest):
+    """Physical blocks or token counts do not fit the pool or the table."""
+
+
 class ConfigError(KVStoreError, ValueError):
     """A setting is unknown, has the wrong type, or cannot be met on this machine."""
 
@@ -82,6 +88,10 @@ class StoreForked(KVStoreError):
 
 class StoreReentered(KVStoreError):
     """A destructor or a signal handler called the store while it interrupted a call to it."""
+
+
+class NoFreeBlocks(KVStoreError):
+    """A block pool has fewer free blocks than were asked for; nothing was changed."""
 
 
 class TierError(KVStoreError):

@@ -22,7 +22,6 @@ from kvstore.errors import (
     ReservationExpired,
     StoreClosed,
 )
-from kvstore.keys import KeyMaker
 from kvstore.messages import (
     BlockSpec,
     DeleteRequest,
@@ -35,6 +34,7 @@ from kvstore.messages import (
     ReserveRequest,
     UnpinRequest,
 )
+from kvstore.storage_keys import KeyMaker
 from kvstore.types import Found, Outcome
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 import kvstore
 from kvstore.clock import FakeClock
 from kvstore.errors import ReservationExpired
-from kvstore.keys import KeyMaker
 from kvstore.slots import slot_size_bytes
+from kvstore.storage_keys import KeyMaker
 from kvstore.types import Outcome
 from tests.model.store_model import MARGIN_SECONDS, LeaseRecord, ReservationRecord, StoreModel
 from tests.payload import a_namespace, payload, writer_of

@@ -117,7 +117,7 @@ def test_a_capacity_beyond_this_machine_is_refused():
 
 @pytest.mark.parametrize("given", ["8GiB", " 512 mib "])
 def test_a_size_where_a_file_belongs_is_told_where_to_go(given):
-    with pytest.raises(ConfigError, match="is a size.*dram_capacity_bytes="):
+    with pytest.raises(ConfigError, match=r"is a size.*dram_capacity_bytes="):
         kvstore.open(given)
 
 

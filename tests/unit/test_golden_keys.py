@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 import kvstore.keys
-from kvstore.keys import FORMAT_VERSION, KeyMaker, Media, Namespace, Source, storage_key
+from kvstore.keys import FORMAT_VERSION, Media, Namespace, Source
 from kvstore.layout import Layout, Part
+from kvstore.storage_keys import KeyMaker, storage_key
 
 GOLDEN = Path(__file__).with_name("golden_keys.json")
 #: SHA-256 of the golden file, by format version. A line is added with a version, and none changes.
@@ -205,8 +206,9 @@ def test_worked_vector_of_the_docs_is_a_golden_one():
 
 
 PRINT_KEYS = """
-from kvstore.keys import KeyMaker, Media, Namespace
+from kvstore.keys import Media, Namespace
 from kvstore.layout import Layout
+from kvstore.storage_keys import KeyMaker
 layout = Layout.gqa(layers=32, kv_heads=8, head_dim=128, dtype="bfloat16")
 namespace = Namespace(model="m", fingerprint="f", layout=layout, block_tokens=16, salt="s")
 media = [Media(bytes([n]) * 32, 20, 90) for n in range(9)]

@@ -18,13 +18,12 @@ from kvstore.keys import (
     HASH_BYTES_MAX,
     OWN_CHAIN,
     ROOT_HASH,
-    KeyMaker,
     Media,
     Namespace,
     Source,
-    storage_key,
 )
 from kvstore.layout import Layout, Part
+from kvstore.storage_keys import KeyMaker, storage_key
 from kvstore.types import KEY_BYTES
 
 GQA = Layout.gqa(layers=4, kv_heads=8, head_dim=64, dtype="bfloat16")

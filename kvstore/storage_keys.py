@@ -1,0 +1,145 @@
+"""From the names of blocks to the 32 bytes that index, files and pool go by: the one place.
+
+The format is frozen with that of the names; docs/keys.md says it in words.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, NoReturn
+
+from kvstore.encoding import encode_fields, shown, u32
+from kvstore.errors import InvalidKeys
+from kvstore.keys import FORMAT_VERSION, OWN_CHAIN, ROOT_HASH
+from kvstore.types import BlockKey
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvstore.keys import Namespace
+    from kvstore.layout import Part
+
+#: Storage keys that a `KeyMaker` remembers of each source: about 6 MiB.
+MADE_KEYS_MAX = 32_768
+
+
+def storage_key(block_key: BlockKey, part: Part) -> bytes:
+    """The 32 bytes under which one part of a block is stored, in every tier.
+
+    Whether the part fits the namespace's layout cannot be seen here: `KeyMaker` checks that.
+    """
+    return _SourceKeys(block_key.namespace_digest, block_key.source, part).make(
+        block_key.chain_hash
+    )
+
+
+class KeyMaker:
+    """Storage keys of one part of a namespace's blocks, in batches.
+
+    Remembers the keys that it made last, since a prefix is looked up, read and extended with the
+    same ones. Raises InvalidLayout where the namespace's layout cannot have that part.
+    """
+
+    def __init__(self, namespace: Namespace, part: Part) -> None:
+        """Check the part and encode it once for all keys."""
+        namespace.layout.check_part(part)
+        self._namespace_digest = namespace.digest
+        self._part = part
+        self._of_source: dict[bytes, _SourceKeys] = {}
+        self._own = self._source_keys(OWN_CHAIN.encoding())
+
+    def keys(self, block_keys: Sequence[BlockKey]) -> list[bytes]:
+        """`storage_key` of each block, in order.
+
+        Raises InvalidKeys, naming the position, for a key of another namespace.
+        """
+        digest = self._namespace_digest
+        source, maker = b"", self._own
+        keys: list[bytes] = []
+        for block_key in block_keys:
+            if type(block_key) is not BlockKey or block_key[0] != digest:
+                self._refuse(block_keys)
+            if block_key[1] is not source:
+                source = block_key[1]
+                maker = self._source_keys(source)
+            chain_hash = block_key[2]
+            keys.append(maker.made.get(chain_hash) or maker.make(chain_hash))
+        return keys
+
+    def prefix_keys(self, block_keys: Sequence[BlockKey]) -> list[bytes]:
+        """`keys` of consecutive blocks of one sequence.
+
+        Raises InvalidKeys also where a block does not follow the one before it. One loop with
+        nothing in it that could be spared: every lookup, read and write begins here.
+        """
+        digest = self._namespace_digest
+        source, maker = b"", self._own
+        previous: bytes | None = None
+        keys: list[bytes] = []
+        for block_key in block_keys:
+            if type(block_key) is not BlockKey or block_key[0] != digest:
+                self._refuse(block_keys)
+            if block_key[1] is not source:
+                source = block_key[1]
+                maker = self._source_keys(source)
+            if previous is not None and block_key[3] != previous:
+                raise InvalidKeys(f"keys[{len(keys)}] does not follow keys[{len(keys) - 1}]")
+            previous = block_key[2]
+            keys.append(maker.made.get(previous) or maker.make(previous))
+        if maker is not self._own and len(set(keys)) < len(keys):
+            raise InvalidKeys("a key occurs twice: every block of a sequence has another one")
+        return keys
+
+    def parents(self, block_keys: Sequence[BlockKey]) -> list[bytes | None]:
+        """The storage key of each block's parent: None for the first block of a sequence."""
+        parents: list[bytes | None] = []
+        for block_key in block_keys:
+            parent_hash = block_key.parent_hash
+            if parent_hash == ROOT_HASH:
+                parents.append(None)
+                continue
+            maker = self._source_keys(block_key.source)
+            parents.append(maker.made.get(parent_hash) or maker.make(parent_hash))
+        return parents
+
+    def _source_keys(self, source: bytes) -> _SourceKeys:
+        maker = self._of_source.get(source)
+        if maker is None:
+            maker = _SourceKeys(self._namespace_digest, source, self._part)
+            self._of_source[source] = maker
+        return maker
+
+    def _refuse(self, given: Sequence[object]) -> NoReturn:
+        """Name the first key that is none of this namespace's."""
+        for position, block_key in enumerate(given):
+            if type(block_key) is not BlockKey:
+                raise InvalidKeys(f"keys[{position}] = {shown(block_key)}: expected a BlockKey")
+            if block_key.namespace_digest != self._namespace_digest:
+                raise InvalidKeys(
+                    f"keys[{position}] is of namespace {block_key.namespace_digest.hex()[:12]}…: "
+                    f"expected keys of {self._namespace_digest.hex()[:12]}…"
+                )
+        raise InvalidKeys("the keys changed while they were read")
+
+
+class _SourceKeys:
+    """Storage keys of the hashes of one source: the only place where they are made.
+
+    SHA-256 of the fields (format version, namespace digest, source, chain hash, part). All but the
+    hash is the same for all keys, so its bytes are kept; a call of `encode_fields` for each key
+    would take longer than hashing it.
+    """
+
+    def __init__(self, namespace_digest: bytes, source: bytes, part: Part) -> None:
+        self.made: dict[bytes, bytes] = {}
+        self._before = encode_fields(u32(FORMAT_VERSION), namespace_digest, source)
+        self._after = encode_fields(part.encoding())
+
+    def make(self, chain_hash: bytes) -> bytes:
+        """The storage key of a hash, remembered in `made`."""
+        message = self._before + u32(len(chain_hash)) + chain_hash + self._after
+        key = hashlib.sha256(message).digest()
+        if len(self.made) >= MADE_KEYS_MAX:
+            self.made.clear()
+        self.made[chain_hash] = key
+        return key
