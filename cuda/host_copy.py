@@ -111,7 +111,11 @@ def _load_staged(views: Sequence[memoryview], prefix: torch.Tensor) -> None:
         window = views[first : first + len(staging)]
         for row, view in zip(staging.numpy(), window, strict=False):
             np.copyto(row, np.frombuffer(view, np.uint8))
-        blocks = staging[: len(window)].to(prefix.device, non_blocking=True).view(prefix.dtype)
+        blocks = (
+            staging[: len(window)]
+            .to(prefix.device, non_blocking=prefix.device.type == "cuda")
+            .view(prefix.dtype)
+        )
         blocks = blocks.view(len(window), layers, 2, heads, block_tokens, dim)
         start = first * block_tokens
         target = prefix[:, :, :, start : start + len(window) * block_tokens]
@@ -139,7 +143,9 @@ def _store_staged(
             [tensor[:, at : at + block_tokens] for at in offsets for tensor in tensors]
         )
         staged = staging[: len(window)]
-        staged.copy_(blocks.view(len(window), -1).view(torch.uint8), non_blocking=True)
+        staged.copy_(
+            blocks.view(len(window), -1).view(torch.uint8), non_blocking=device.type == "cuda"
+        )
         _synchronize(device)
         for (_, view), row in zip(window, staged.numpy(), strict=True):
             np.copyto(np.frombuffer(view, np.uint8), row)

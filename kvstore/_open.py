@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 
+import msgspec
+
 from kvstore.client.session import Session
 from kvstore.clock import SystemClock
-from kvstore.config import Config, DramConfig, StoreConfig, is_size, load
+from kvstore.config import Config, is_size, load
 from kvstore.errors import ConfigError, InvalidRequest
 from kvstore.keys import Namespace
 from kvstore.messages import ScrubAnswer, ScrubRequest
@@ -130,8 +132,6 @@ def open(
             raise ConfigError(
                 f"dram_capacity_bytes is {dram_capacity_bytes!r}: give bytes or a size like '8GiB'"
             )
-        config = Config(
-            dram=DramConfig(capacity_bytes=dram_capacity_bytes),
-            store=StoreConfig(policy=config.store.policy),
-        )
+        dram = msgspec.structs.replace(config.dram, capacity_bytes=dram_capacity_bytes)
+        config = msgspec.structs.replace(config, dram=dram)
     return EmbeddedStore(config, clock or SystemClock())

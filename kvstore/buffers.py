@@ -45,7 +45,10 @@ def batch_as_bytes(
         ):
             memory: Bytes = buffer
         else:
-            memory = as_bytes(buffer, is_writable=is_writable)
+            try:
+                memory = as_bytes(buffer, is_writable=is_writable)
+            except InvalidBuffer as error:
+                raise InvalidBuffer(f"{name}[{len(found)}]: {error}") from error
         if len(memory) != length_bytes:
             raise InvalidBuffer(
                 f"{name}[{len(found)}] has {len(memory)} bytes, its block {length_bytes}"

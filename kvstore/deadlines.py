@@ -25,7 +25,7 @@ class Deadlines:
         self.earliest = math.inf
 
     def add(self, deadline: float, owner_id: int) -> None:
-        """Watch an owner's deadline, a new one or one that has moved forward in time."""
+        """Watch an owner's deadline: a new one, or one that now comes earlier."""
         queued = self._queued.get(owner_id)
         if queued is None or deadline < queued:
             self._queued[owner_id] = deadline

@@ -18,6 +18,7 @@ asked for something that cannot be right, or that a part of the system is broken
     ├── ReservationExpired            a commit came after the reservation's deadline
     ├── StoreClosed                   the store or the session was closed before the call
     ├── StoreForked                   an embedded store was used in a forked child
+    ├── StoreBroken                   an interrupt hit the middle of a change; open another store
     ├── StoreReentered                a destructor or signal handler called into a running call
     ├── NoFreeBlocks                  a block pool has fewer free blocks than were asked for
     ├── TierError                     a tier failed as a whole; its blocks are misses meanwhile
@@ -84,6 +85,10 @@ class StoreClosed(KVStoreError):
 
 class StoreForked(KVStoreError):
     """An embedded store lives in the process that opened it, not in its forked children."""
+
+
+class StoreBroken(KVStoreError):
+    """A call was interrupted in the middle of a change, so the store refuses all further ones."""
 
 
 class StoreReentered(KVStoreError):

@@ -2,8 +2,8 @@
 
 A chain of hashes names the prefixes of a sequence, a namespace says what else must agree before two
 blocks may be the same, and `storage_keys` joins both with a part into the 32 bytes that index,
-files and pool go by. The format is frozen for ever by tests/unit/golden_keys.json; docs/keys.md says it
-in words, for clients in other languages.
+files and pool go by. The format is frozen for ever by tests/unit/golden_keys.json; docs/keys.md
+says it in words, for clients in other languages.
 """
 
 from __future__ import annotations

@@ -10,15 +10,18 @@ from collections import Counter
 
 #: name -> (label, what it counts)
 COUNTERS = {
-    "lookup_tokens": ("", "tokens of all prefixes that a lease was asked for"),
-    "hit_tokens": ("tier", "tokens of those prefixes that were leased"),
-    "hit_blocks": ("tier", "blocks of those prefixes that were leased"),
-    "misses": ("reason", "blocks asked for and not leased, by why the prefix ended"),
+    "lookup_tokens": ("", "tokens of all prefixes that were to be leased or read"),
+    "hit_tokens": ("tier", "tokens of those prefixes that were there"),
+    "hit_blocks": ("tier", "blocks of those prefixes that were there"),
+    "misses": ("reason", "blocks asked for and not there, by why the prefix ended"),
     "stored_blocks": ("tier", "blocks committed"),
     "stored_bytes": ("tier", "payload of the blocks committed"),
     "refused_blocks": ("reason", "blocks that a writer could not reserve"),
     "dropped_blocks": ("reason", "blocks that left: evicted, expired, deleted, corrupt"),
-    "evicted_before_first_read": ("reason", "blocks that left and that nobody had leased"),
+    "evicted_before_first_read": (
+        "reason",
+        "blocks that left, for whatever reason, and were never hit",
+    ),
     "dropped_bytes": ("reason", "payload of the blocks that left"),
     "ended_leases": ("reason", "leases that ended: released, expired"),
     "ended_reservations": ("reason", "reservations that ended: committed, aborted, expired"),

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 #: How many blocks whose turn it is are tried as the middle of a run, if one does not make room.
 SEEDS = 8
+#: And how many if none of them can grow to a run: then there is no room, for now. A bound on the
+#: time that one block may take; what is protected is seldom spread so evenly.
+SEEDS_MAX = 256
 
 
 class _Run(NamedTuple):
@@ -38,7 +41,7 @@ def choose_victims(slots: Slots, policy: Policy, size_bytes: int) -> list[Entry]
     """
     best: _Run | None = None
     tried: list[Entry] = []
-    while best is None or len(tried) < SEEDS:
+    while len(tried) < (SEEDS_MAX if best is None else SEEDS):
         seed = policy.pop_victim()
         if seed is None:
             break

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 Rank = tuple[int, bool, float]
 
+#: Entries that one search for a victim puts right in the queue, at most.
+REQUEUED_MAX = 1_024
+
 
 class Rung(IntEnum):
     """The protection ladder, as far as eviction goes: leased and hard-pinned blocks are above."""
@@ -117,8 +120,14 @@ class LruPolicy:
                 self._compact()
 
     def pop_victim(self) -> Entry | None:
-        """The entry of the lowest rank. What is protected now is queued again when it is added."""
-        while self._queue:
+        """The entry of the lowest rank. What is protected now is queued again when it is added.
+
+        After a long time with uses and without evictions, the queue is out of date; to put all of
+        it right at once would take long, so the best of `REQUEUED_MAX` will do.
+        """
+        requeued = 0
+        best: Entry | None = None
+        while self._queue and requeued < REQUEUED_MAX:
             queued_rank, _, entry = heappop(self._queue)
             if queued_rank != entry.queued_rank:
                 continue  # gone, or queued again since with a lower rank
@@ -129,7 +138,12 @@ class LruPolicy:
             if rank == queued_rank:
                 return entry
             self._push(entry, rank)
-        return None
+            requeued += 1
+            if best is None or rank < self.rank(best):
+                best = entry
+        if best is not None:
+            best.queued_rank = None  # its tuple no longer counts
+        return best
 
     def _push(self, entry: Entry, rank: Rank) -> None:
         # The count breaks ties, so that entries themselves are never compared.

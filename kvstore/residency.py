@@ -1,7 +1,7 @@
 """What is resident in a tier, and what protects it.
 
-Joins index, slots and policy, so that the three always agree: an entry is known to the policy
-exactly while it is ready and nobody uses it.
+Joins index, slots and policy, so that the three always agree: every entry that is ready and that
+nobody uses is known to the policy.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Residency:
         self.index = Index()
         self.tier = tier
         self.condemned: set[Entry] = set()
+        self.changes = 0  # how often a block became visible, or left
         self.reclaimable_bytes = 0  # slots of ready blocks that nobody uses
         self._policy = policy
         self._counters = counters
@@ -121,6 +122,7 @@ class Residency:
         """Make a filled entry visible. Its first user is the caller's."""
         entry.users = 1
         entry.is_ready = True
+        self.changes += 1
         self.slots.move(entry.slot, SlotState.READY)
         self.index.forget_history(entry)
 
@@ -162,6 +164,7 @@ class Residency:
         return True
 
     def _unlink(self, entry: Entry, reason: Outcome | None) -> None:
+        self.changes += 1
         self.index.remove(entry, reason)
         parent = self.index.parent_of(entry)
         if parent is not None and not parent.children:

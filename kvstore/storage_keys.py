@@ -48,32 +48,15 @@ class KeyMaker:
         self._of_source: dict[bytes, _SourceKeys] = {}
         self._own = self._source_keys(OWN_CHAIN.encoding())
 
-    def keys(self, block_keys: Sequence[BlockKey]) -> list[bytes]:
-        """`storage_key` of each block, in order.
+    def keys(self, block_keys: Sequence[BlockKey], *, is_prefix: bool) -> list[bytes]:
+        """`storage_key` of each block, in order. With `is_prefix` each must follow the one before.
 
-        Raises InvalidKeys, naming the position, for a key of another namespace.
+        Raises InvalidKeys, naming the position, for a key of another namespace or out of order.
+        One loop, with nothing in it that could be spared: every lookup, read and write begins here.
         """
         digest = self._namespace_digest
-        source, maker = b"", self._own
-        keys: list[bytes] = []
-        for block_key in block_keys:
-            if type(block_key) is not BlockKey or block_key[0] != digest:
-                self._refuse(block_keys)
-            if block_key[1] is not source:
-                source = block_key[1]
-                maker = self._source_keys(source)
-            chain_hash = block_key[2]
-            keys.append(maker.made.get(chain_hash) or maker.make(chain_hash))
-        return keys
-
-    def prefix_keys(self, block_keys: Sequence[BlockKey]) -> list[bytes]:
-        """`keys` of consecutive blocks of one sequence.
-
-        Raises InvalidKeys also where a block does not follow the one before it. One loop with
-        nothing in it that could be spared: every lookup, read and write begins here.
-        """
-        digest = self._namespace_digest
-        source, maker = b"", self._own
+        source: bytes | None = None
+        maker = self._own
         previous: bytes | None = None
         keys: list[bytes] = []
         for block_key in block_keys:
@@ -82,11 +65,11 @@ class KeyMaker:
             if block_key[1] is not source:
                 source = block_key[1]
                 maker = self._source_keys(source)
-            if previous is not None and block_key[3] != previous:
+            if is_prefix and previous is not None and block_key[3] != previous:
                 raise InvalidKeys(f"keys[{len(keys)}] does not follow keys[{len(keys) - 1}]")
             previous = block_key[2]
             keys.append(maker.made.get(previous) or maker.make(previous))
-        if maker is not self._own and len(set(keys)) < len(keys):
+        if is_prefix and len(set(keys)) < len(keys):
             raise InvalidKeys("a key occurs twice: every block of a sequence has another one")
         return keys
 

@@ -123,6 +123,7 @@ class Core:
         self._waiting_for_blocks: dict[int, _Waiting] = {}
         self._waiting_for_room: dict[int, _Waiting] = {}
         self._must_trim = False
+        self._state_when_retried: tuple[int, ...] = ()
         self._step = Step([], [])
         self._handlers: dict[type, Callable[[int, Request, float], None]] = {
             MatchRequest: self._begin_waitable,
@@ -177,6 +178,7 @@ class Core:
         """
         for waiting in (self._waiting_for_blocks, self._waiting_for_room):
             waiting.pop(request_id, None)
+        self._state_when_retried = ()  # somebody else is the first in line now
         return self._finish(self._clock.now())
 
     def check(self) -> Audit:
@@ -240,6 +242,7 @@ class Core:
         else:
             waiting = self._waiting_for_room if is_writer else self._waiting_for_blocks
             waiting[request_id] = _Waiting(request, now + request.wait_seconds)
+            self._state_when_retried = ()  # it was not among those who were tried then
 
     def _read(self, request_id: int, request: Request, now: float) -> None:
         """Like other requests that may wait, and by a shorter way where it need not."""
@@ -276,6 +279,9 @@ class Core:
         return MatchAnswer(len(entries), by_tier, reason)
 
     def _retry_waiting(self, now: float) -> None:
+        # Most events change nothing that anybody waits for.
+        if self._state_of_room() == self._state_when_retried:
+            return
         for request_id, (request, _) in list(self._waiting_for_blocks.items()):
             answer = self._attempt(request, now, is_final=False)
             if answer is not None:
@@ -288,6 +294,13 @@ class Core:
                 break
             del self._waiting_for_room[request_id]
             self._answer(request_id, answer)
+        self._state_when_retried = self._state_of_room()
+
+    def _state_of_room(self) -> tuple[int, ...]:
+        """What has to change before a request that waits can fare better."""
+        blocks = self._blocks
+        leased_bytes = self._leases.leased_bytes
+        return blocks.slots.moves, blocks.changes, blocks.reclaimable_bytes, leased_bytes
 
     def _expire(self, now: float) -> None:
         for holder in self._holders:

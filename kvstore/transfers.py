@@ -52,9 +52,12 @@ class Transfers:
         return [self._start(TransferKind.CHECKSUM, entry, request_id) for entry in entries]
 
     def start_scrub(self, request_id: int, request: ScrubRequest) -> list[Transfer]:
-        """Have blocks read again whose checksum is known. None of them: there is nothing to do."""
+        """Have blocks read again; [] where none of them is there.
+
+        One whose checksum was never made, because its writer was interrupted, gets it now.
+        """
         found = (self._blocks.find_ready(request.domain, key) for key in request.keys)
-        entries = [e for e in found if e is not None and e.checksum is not None]
+        entries = [e for e in found if e is not None]
         if entries:
             self._scrubs[request_id] = _Scrub(len(entries))
             self._blocks.add_users(entries)
@@ -88,7 +91,9 @@ class Transfers:
         scrub.left -= 1
         if outcome is Outcome.OK:
             scrub.checked += 1
-            if checksum != entry.checksum and entry.is_ready:
+            if entry.checksum is None:
+                entry.checksum = checksum
+            elif checksum != entry.checksum and entry.is_ready:
                 scrub.corrupt.append(entry.key)
                 self._blocks.drop(entry, Outcome.CORRUPT)
         self._blocks.drop_users((entry,))

@@ -49,8 +49,7 @@ class Reservation:
 
     def __del__(self) -> None:
         """Whoever drops a reservation has stopped writing, once the views of it are gone, too."""
-        if not self._is_done:
-            self._link.call_later(AbortRequest(self._reservation_id), self._views)
+        self.give_up()
 
     @property
     def places(self) -> list[Place | None]:
@@ -103,8 +102,18 @@ class Reservation:
         self._committed = count
         self._is_done = count == total
 
+    def give_up(self) -> None:
+        """Commit nothing more, and give the memory back once nobody refers to a view of it.
+
+        For whoever ends a reservation that is perhaps not its own to end: its writer may be in the
+        middle of a write.
+        """
+        if not self._is_done:
+            self._is_done = True
+            self._link.call_later(AbortRequest(self._reservation_id), self._views)
+
     def abort(self) -> None:
-        """Give back what was not committed. Ending twice does nothing."""
+        """Give back what was not committed; its writer writes no more. Again does nothing."""
         if not self._is_done:
             self._is_done = True
             self._link.call(AbortRequest(self._reservation_id))

@@ -11,7 +11,7 @@ from kvstore import codec
 from kvstore.buffers import batch_as_bytes
 from kvstore.client.durations import NO_WAIT, lasting_seconds
 from kvstore.client.durations import wait_seconds as checked_wait_seconds
-from kvstore.client.lease import Lease, pieces_of
+from kvstore.client.lease import Lease
 from kvstore.client.reservation import Reservation
 from kvstore.errors import (
     InvalidBuffer,
@@ -138,9 +138,21 @@ class Session:
         reservation ends after `ttl_seconds`, the blocks `expire_seconds` after their commit (None:
         when they are evicted).
         """
+        reservation = self._reserve(keys, start, ttl_seconds, wait_seconds, expire_seconds)
+        self._open.add(reservation)
+        return reservation
+
+    def _reserve(
+        self,
+        keys: Sequence[BlockKey],
+        start: int,
+        ttl_seconds: float,
+        wait_seconds: float,
+        expire_seconds: float | None,
+    ) -> Reservation:
         self._check_keys(keys)
         _check_start(start, keys)
-        storage_keys, parents = self._keys_of.prefix_keys(keys), self._keys_of.parents(keys)
+        storage_keys, parents = self._storage_keys(keys), self._keys_of.parents(keys)
         blocks = [
             BlockSpec(
                 storage_key,
@@ -159,9 +171,7 @@ class Session:
             checked_wait_seconds(wait_seconds),
             None if expire_seconds is None else lasting_seconds("expire_seconds", expire_seconds),
         )
-        reservation = Reservation(self._link, cast("ReserveAnswer", self._link.call(request)))
-        self._open.add(reservation)
-        return reservation
+        return Reservation(self._link, cast("ReserveAnswer", self._link.call(request)))
 
     def put(
         self,
@@ -181,9 +191,9 @@ class Session:
         later. The buffers stay the caller's and are not used after the call.
         """
         sources = self._sources(keys, blocks, start)
-        with self.reserve(
-            keys, start=start, wait_seconds=wait_seconds, expire_seconds=expire_seconds
-        ) as reservation:
+        # Not one of the session's own: closing it in another thread must not give memory back that
+        # this thread is writing to.
+        with self._reserve(keys, start, LEASE_SECONDS, wait_seconds, expire_seconds) as reservation:
             outcomes = list(reservation.outcomes)
             batch = []
             differing = 0
@@ -217,28 +227,25 @@ class Session:
         """Copy the contents of `keys` into the caller's `buffers`; one outcome each.
 
         The blocks of the longest prefix held are `ok`; from there on each outcome says why the
-        prefix ended, and its buffer is as it was, or undefined where the block was evicted while
-        it was copied.
+        prefix ended, and its buffer is as it was, or, where it is `expired`, undefined: the block
+        left while it was copied.
         """
-        self._check_keys(keys)
+        storage_keys = self._storage_keys(keys)
         if len(buffers) != len(keys):
             raise InvalidBuffer(f"{len(buffers)} buffers for {len(keys)} keys")
-        request = ReadRequest(
-            self._domain,
-            self._storage_keys(keys),
-            _tokens(keys),
-            checked_wait_seconds(wait_seconds),
-        )
+        memories = batch_as_bytes(buffers, self._lengths(keys), is_writable=True, name="buffers")
+        wait = checked_wait_seconds(wait_seconds)
+        request = ReadRequest(self._domain, storage_keys, _tokens(keys), wait)
         answer = cast("ReadAnswer", self._link.call(request))
         places = answer.places
         # Nothing is held meanwhile: a slot whose generation is the same after the last byte was
         # nobody else's before it.
-        outcomes = self._link.read(pieces_of(places, buffers))
+        outcomes = self._link.read(list(zip(places, memories, strict=False)))
         right = self._link.first_stale(places, answer.moves)
         lost = len(places) - right
         if lost:
-            outcomes[right:] = [Outcome.EVICTED] * lost
-            self._link.call_later(LostRequest(lost, Outcome.EVICTED), ())
+            outcomes[right:] = [Outcome.EXPIRED] * lost
+            self._link.call_later(LostRequest(lost, Outcome.EXPIRED), ())
         return outcomes + [cast("Outcome", answer.reason)] * (len(keys) - len(places))
 
     def delete(self, keys: Sequence[BlockKey]) -> list[Outcome]:
@@ -247,7 +254,7 @@ class Session:
         Blocks that follow a deleted one stay, out of reach until it is stored again.
         """
         self._check_keys(keys)
-        request = DeleteRequest(self._domain, self._keys_of.keys(keys))
+        request = DeleteRequest(self._domain, self._keys_of.keys(keys, is_prefix=False))
         return cast("DeleteAnswer", self._link.call(request)).outcomes
 
     def pin(
@@ -269,7 +276,7 @@ class Session:
             raise InvalidRequest(f"kind is {kind!r}: allowed are 'soft' and 'hard'")
         request = PinRequest(
             self._domain,
-            self._keys_of.keys(keys),
+            self._keys_of.keys(keys, is_prefix=False),
             PinKind(kind),
             None if ttl_seconds is None else lasting_seconds("ttl_seconds", ttl_seconds),
         )
@@ -278,13 +285,15 @@ class Session:
     def unpin(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         """End all pins of blocks; `ok` each, or `absent` where there was none."""
         self._check_keys(keys)
-        request = UnpinRequest(self._domain, self._keys_of.keys(keys))
+        request = UnpinRequest(self._domain, self._keys_of.keys(keys, is_prefix=False))
         return cast("UnpinAnswer", self._link.call(request)).outcomes
 
     def close(self) -> None:
         """Release the session's leases and abort its reservations.
 
-        Raises LeaseInUse where a view of one is alive; such a lease ends at its deadline.
+        Raises LeaseInUse where a view of a lease is alive; such a lease ends at its deadline. The
+        memory of a reservation whose views are alive is given back when they are gone. A put that
+        another thread is in the middle of is finished.
         """
         if self._is_closed:
             return
@@ -295,7 +304,7 @@ class Session:
                 if isinstance(held, Lease):
                     held.release()
                 else:
-                    held.abort()
+                    held.give_up()
             except LeaseInUse as error:
                 in_use = error
             except StoreClosed:
@@ -305,7 +314,7 @@ class Session:
 
     def _storage_keys(self, keys: Sequence[BlockKey]) -> list[bytes]:
         self._check_keys(keys)
-        return self._keys_of.prefix_keys(keys)
+        return self._keys_of.keys(keys, is_prefix=True)
 
     def _check_keys(self, keys: Sequence[BlockKey]) -> None:
         self._check_open()
@@ -321,11 +330,16 @@ class Session:
     ) -> list[Bytes]:
         self._check_keys(keys)
         _check_start(start, keys)
-        self._keys_of.keys(keys[start:])  # that they are keys, before anything is asked of them
+        self._keys_of.keys(
+            keys, is_prefix=False
+        )  # that they are keys, before anything is asked of them
         if len(blocks) != len(keys) - start:
             raise InvalidBuffer(f"{len(blocks)} blocks for keys {start} to {len(keys)}")
-        lengths = [self._bytes_per_token * key.token_count for key in keys[start:]]
-        return batch_as_bytes(blocks, lengths, is_writable=False, name="blocks")
+        return batch_as_bytes(blocks, self._lengths(keys[start:]), is_writable=False, name="blocks")
+
+    def _lengths(self, keys: Sequence[BlockKey]) -> list[int]:
+        size = self._bytes_per_token
+        return [size * key.token_count for key in keys]
 
 
 def _check_start(start: int, keys: Sequence[BlockKey]) -> None:

@@ -15,7 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from kvstore import codec
-from kvstore.errors import StoreClosed, StoreForked, StoreReentered
+from kvstore.errors import StoreBroken, StoreClosed, StoreForked, StoreReentered
 from kvstore.messages import AbortRequest, LeaseAnswer, ReleaseRequest, ReserveAnswer
 from kvstore.types import SLOT_ALIGNMENT_BYTES, Outcome
 
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from kvstore.types import Place
 
 _IDLE_WAIT_SECONDS = 1.0
-#: References to an array that is in one list only: the list's, a loop's and getrefcount's own.
-_LONE_REFERENCES = 3
+#: References to an array that is in one list only, as `_is_in_use` sees it: the list's, those of
+#: the loop over it, of the parameter, and getrefcount's own.
+_LONE_REFERENCES = 4
 
 _runners: weakref.WeakSet[EmbeddedRunner] = weakref.WeakSet()
 
@@ -50,16 +51,19 @@ class EmbeddedRunner:
         self._is_stepping = False
         self._news = threading.Condition(self._lock)
         self._sleepers = 0
+        self._wake_at = 0.0  # when the next of them wakes up by itself
         self._slots = core.slots
         self._answers: dict[int, Answer] = {}
         self._last_request_id = 0
         self._checksum_cpu_seconds = 0.0
-        # Left here without the lock, and worked off by whoever holds it next: results of
-        # transfers, and what destructors have to say.
+        # Transfers to run, and what is left here without the lock and worked off by whoever holds
+        # it next: their results, and what destructors have to say.
+        self._work: deque[Transfer] = deque()
         self._results: deque[tuple[Transfer, Outcome, int | None]] = deque()
         self._later: deque[tuple[Request, Sequence[Bytes | None]]] = deque()
         self._is_closed = False
         self._is_forked = False
+        self._is_broken = False
         _runners.add(self)
 
     # -- what a session needs ----------------------------------------------------------------
@@ -67,24 +71,22 @@ class EmbeddedRunner:
     def call(self, request: Request) -> Answer:
         """Have a request answered, waiting no longer than it says."""
         self.check_usable()
-        with self._lock:
-            self.check_usable()
-            transfers = self._settle() if self._results or self._later else []
-            self._last_request_id = request_id = self._last_request_id + 1
-            self._is_stepping = True  # as _step does it, for the call that all others wait for
-            try:
-                step = self._core.begin(request_id, request)
-            finally:
-                self._is_stepping = False
-            if len(step.answers) == 1 and not step.transfers and not transfers:
-                answered, answer = step.answers[0]
-                if answered == request_id:
-                    if self._sleepers:
-                        self._news.notify_all()  # the next deadline may have come nearer
-                    return answer
-            transfers += self._take(step)
+        request_id = 0
         try:
-            return self._wait(request_id, transfers)
+            with self._lock:
+                self.check_usable()
+                if self._results or self._later:
+                    self._settle()
+                self._last_request_id = request_id = self._last_request_id + 1
+                step = self._step(self._core.begin, request_id, request)
+                if len(step.answers) == 1 and not step.transfers:
+                    answered, answer = step.answers[0]
+                    if answered == request_id:
+                        if self._sleepers:
+                            self._wake_sleepers(step)
+                        return answer
+                self._take(step)
+            return self._wait(request_id)
         except BaseException:
             self._give_up(request_id)
             raise
@@ -160,8 +162,8 @@ class EmbeddedRunner:
     # -- inside ------------------------------------------------------------------------------
 
     def check_usable(self) -> None:
-        """Raise the typed error of a store that was closed, forked or called from within."""
-        if not (self._is_forked or self._is_closed or self._is_stepping):
+        """Raise the typed error of a store that cannot be used: closed, forked, broken, busy."""
+        if not (self._is_forked or self._is_closed or self._is_broken or self._is_stepping):
             return
         # The fork first: a child may have inherited the lock in a locked state.
         if self._is_forked:
@@ -171,10 +173,11 @@ class EmbeddedRunner:
             )
         if self._is_closed:
             raise StoreClosed("the store is closed")
-        if self._is_stepping:
-            self._check_not_reentered()
-
-    def _check_not_reentered(self) -> None:
+        if self._is_broken:
+            raise StoreBroken(
+                "an earlier call was interrupted in the middle of a change, so the store's state "
+                "cannot be trusted any more: close it and open another one"
+            )
         # Another thread that is in mid-step lets go of the lock before this one gets it.
         with self._lock:
             if self._is_stepping:
@@ -184,19 +187,33 @@ class EmbeddedRunner:
                 )
 
     def _step(self, event: Callable[..., Step], *arguments: object) -> Step:
-        """Let the core take one step. Holds the lock."""
+        """Let the core take one step. Holds the lock.
+
+        A step that does not come to its end (Ctrl-C is raised anywhere) leaves half a change.
+        """
         self._is_stepping = True
         try:
-            return event(*arguments)
+            step = event(*arguments)
+        except BaseException:
+            self._is_broken = True
+            self._news.notify_all()
+            raise
         finally:
             self._is_stepping = False
+        return step
 
-    def _take(self, step: Step) -> list[Transfer]:
-        """Keep a step's answers for their callers; return its transfers. Holds the lock."""
+    def _take(self, step: Step) -> None:
+        """Keep a step's answers for their callers, its transfers for `_wait`. Holds the lock."""
         self._answers.update(step.answers)
+        self._work.extend(step.transfers)
         if self._sleepers:
+            self._wake_sleepers(step)
+
+    def _wake_sleepers(self, step: Step) -> None:
+        """Wake those who wait if there is an answer, or a deadline before the one they wait for."""
+        deadline = self._core.next_deadline()
+        if step.answers or (deadline is not None and deadline < self._wake_at):
             self._news.notify_all()
-        return step.transfers
 
     def _ask(self, request: Request) -> None:
         """Have a request done that is answered at once, for nobody. Holds the lock."""
@@ -204,20 +221,16 @@ class EmbeddedRunner:
         self._take(self._step(self._core.begin, request_id, request))
         self._answers.pop(request_id)
 
-    def _settle(self) -> list[Transfer]:
+    def _settle(self) -> None:
         """Work off what was left without the lock. Holds the lock."""
-        transfers: list[Transfer] = []
         while self._results:
-            transfers += self._take(self._step(self._core.complete, *self._results.popleft()))
-        for _ in range(len(self._later)):
-            request, memory = self._later.popleft()
-            if any(
-                sys.getrefcount(array) > _LONE_REFERENCES for array in memory if array is not None
-            ):
+            self._take(self._step(self._core.complete, *self._results.popleft()))
+        waiting, self._later = self._later, deque()
+        for request, memory in waiting:
+            if any(_is_in_use(array) for array in memory if array is not None):
                 self._later.append((request, memory))
             else:
                 self._ask(request)
-        return transfers
 
     def _bring_up_to_date(self) -> None:
         """End what is due, so that a look at the state does not see it. Holds the lock."""
@@ -225,52 +238,60 @@ class EmbeddedRunner:
         self._settle()
         self._take(self._step(self._core.tick, self.clock.now()))
 
-    def _wait(self, request_id: int, transfers: list[Transfer]) -> Answer:
+    def _wait(self, request_id: int) -> Answer:
         while True:
-            cpu_seconds = self._run(transfers)
+            cpu_seconds = self._run()
             with self._lock:
                 self._checksum_cpu_seconds += cpu_seconds
-                transfers = self._settle()
-                if transfers:
+                self._settle()
+                if self._work:
                     continue
                 if request_id in self._answers:
                     return self._answers.pop(request_id)
                 self.check_usable()
-                transfers = self._sleep()
+                self._sleep()
 
-    def _sleep(self) -> list[Transfer]:
+    def _sleep(self) -> None:
         """Wait for news or for the core's next deadline. Holds the lock."""
         deadline = self._core.next_deadline()
-        seconds = _IDLE_WAIT_SECONDS if deadline is None else deadline - self.clock.now()
+        now = self.clock.now()
+        self._wake_at = now + _IDLE_WAIT_SECONDS if deadline is None else deadline
         self._sleepers += 1
         try:
-            self.clock.wait(self._news, max(0.0, seconds))
+            self.clock.wait(self._news, max(0.0, self._wake_at - now))
         finally:
             self._sleepers -= 1
-        return self._take(self._step(self._core.tick, self.clock.now()))
+        now = self.clock.now()
+        deadline = self._core.next_deadline()
+        if deadline is not None and deadline <= now:
+            self._take(self._step(self._core.tick, now))
 
-    def _run(self, transfers: list[Transfer]) -> float:
+    def _run(self) -> float:
         """Read what the core wants read, outside the lock: the core protects it meanwhile.
 
-        Returns the CPU seconds it took. Interrupted, it still reports every transfer.
+        Returns the CPU seconds it took. Interrupted, it still reports what it had begun.
         """
-        if not transfers:
+        if not self._work:
             return 0.0
         started = time.thread_time()
-        done = 0
-        try:
-            for transfer in transfers:
+        while self._work:
+            try:
+                transfer = self._work.popleft()
+            except IndexError:
+                break  # another thread was faster
+            outcome, found = Outcome.UNAVAILABLE, None
+            try:
                 found = codec.checksum(self._tier.view(transfer.place))
-                self._results.append((transfer, Outcome.OK, found))
-                done += 1
-        finally:
-            for transfer in transfers[done:]:
-                self._results.append((transfer, Outcome.UNAVAILABLE, None))
+                outcome = Outcome.OK
+            finally:
+                self._results.append((transfer, outcome, found))
         return time.thread_time() - started
 
     def _give_up(self, request_id: int) -> None:
         """A caller was interrupted: forget its request, and give back what it was granted."""
         with self._lock:
+            if self._is_forked or self._is_closed or self._is_broken or self._is_stepping:
+                return
             self._settle()
             self._take(self._step(self._core.cancel, request_id))
             answer = self._answers.pop(request_id, None)
@@ -278,6 +299,11 @@ class EmbeddedRunner:
                 self._ask(ReleaseRequest(answer.lease_id))
             elif isinstance(answer, ReserveAnswer):
                 self._ask(AbortRequest(answer.reservation_id))
+
+
+def _is_in_use(array: Bytes) -> bool:
+    """Does anybody but the one sequence that it came in refer to this array?"""
+    return sys.getrefcount(array) > _LONE_REFERENCES
 
 
 def _mark_forked() -> None:

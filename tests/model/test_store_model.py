@@ -260,7 +260,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Keys of the first `tokens` of a prompt, its final partial block included."""
         keys = NAMESPACES[n].keys(PROMPTS[prompt][:tokens], partial=True)
         maker = KeyMaker(NAMESPACES[n], NAMESPACES[n].layout.parts[0])
-        self.names.update(zip(maker.keys(keys), keys, strict=True))
+        self.names.update(zip(maker.keys(keys, is_prefix=True), keys, strict=True))
         return keys
 
     def batch(self, n: int, prompt: int, tokens: int, skip: int) -> tuple[list[Any], int, int]:

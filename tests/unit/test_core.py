@@ -161,13 +161,15 @@ class TestTransfers:
         driver.complete(checksum=2)
         assert driver.reserve(blocks).checksums == [2]
 
-    def test_a_failed_read_leaves_the_block_without_checksum_and_evictable(self):
+    def test_a_failed_read_leaves_a_block_that_a_scrub_gives_its_checksum(self):
         driver, blocks = Driver(1, holds_transfers=True), chain("a", 1)
         driver.put(blocks)
         driver.complete(Outcome.UNAVAILABLE, None)
         assert driver.reserve(blocks).checksums == [None]
         scrub_id = driver.begin_scrub(blocks)
-        assert driver.answers[scrub_id] == (0, []), "nothing to compare with"
+        driver.complete()
+        assert driver.answers[scrub_id] == (1, [])
+        assert driver.reserve(blocks).checksums == [CHECKSUM]
         assert driver.put(chain("b", 1)) == [Outcome.GRANTED]
 
     def test_a_scrub_ignores_what_was_deleted_while_it_read(self):

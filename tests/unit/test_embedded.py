@@ -171,8 +171,8 @@ def test_a_get_says_so_where_its_blocks_left_while_they_were_copied(
 
     monkeypatch.setattr(store._runner, "read", read_while_they_leave)
     outcomes = session.get_into(keys, empty_buffers(3))
-    assert outcomes == [OK] * lost + [Outcome.EVICTED] * (3 - lost)
-    assert store.stats()["counters"]["lost_blocks"] == {"evicted": 3 - lost}
+    assert outcomes == [OK] * lost + [Outcome.EXPIRED] * (3 - lost)
+    assert store.stats()["counters"]["lost_blocks"] == {"expired": 3 - lost}
 
 
 class SteppedClock(FakeClock):

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import kvstore.keys
+import kvstore.storage_keys
 from kvstore.keys import FORMAT_VERSION, Media, Namespace, Source
 from kvstore.layout import Layout, Part
 from kvstore.storage_keys import KeyMaker, storage_key
@@ -183,7 +184,8 @@ def test_golden_vectors_are_the_ones_of_this_version():
 
 def test_another_format_version_misses(monkeypatch: pytest.MonkeyPatch):
     """ID11: every namespace and every key is another one; nothing fails."""
-    monkeypatch.setattr(kvstore.keys, "FORMAT_VERSION", 2)
+    for module in (kvstore.keys, kvstore.storage_keys):
+        monkeypatch.setattr(module, "FORMAT_VERSION", 2)
     for vector in VECTORS:
         assert our_way(vector) == second_way(vector, version=2)
         assert our_way(vector)["key"] != vector["expected"]["key"]
@@ -213,7 +215,7 @@ layout = Layout.gqa(layers=32, kv_heads=8, head_dim=128, dtype="bfloat16")
 namespace = Namespace(model="m", fingerprint="f", layout=layout, block_tokens=16, salt="s")
 media = [Media(bytes([n]) * 32, 20, 90) for n in range(9)]
 keys = namespace.keys(range(128), extra=media)
-print([key.hex() for key in KeyMaker(namespace, layout.parts[0]).keys(keys)])
+print([key.hex() for key in KeyMaker(namespace, layout.parts[0]).keys(keys, is_prefix=True)])
 """
 
 

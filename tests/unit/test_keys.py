@@ -38,7 +38,7 @@ def a_namespace(**changed):
 
 
 def stored(namespace, block_keys, part=WHOLE):
-    return KeyMaker(namespace, part).keys(block_keys)
+    return KeyMaker(namespace, part).keys(block_keys, is_prefix=False)
 
 
 def keys_of(namespace, token_ids, **options):
@@ -229,7 +229,7 @@ def test_each_block_knows_its_parent(token_ids):
     namespace = a_namespace()
     block_keys = namespace.keys(token_ids, partial=True)
     maker = KeyMaker(namespace, WHOLE)
-    keys, parents = maker.prefix_keys(block_keys), maker.parents(block_keys)
+    keys, parents = maker.keys(block_keys, is_prefix=True), maker.parents(block_keys)
     assert keys == [storage_key(key, WHOLE) for key in block_keys]
     assert parents == [None, *keys[:-1]]
     assert KeyMaker(namespace, WHOLE).parents(block_keys[1:]) == keys[:-1]
@@ -298,7 +298,7 @@ def test_hashes_of_an_engine_stand_for_ours():
     namespace = a_namespace()
     block_keys = namespace.keys_of_hashes([b"1" * 16, b"2" * 32, b"3" * HASH_BYTES_MAX], ENGINE)
     maker = KeyMaker(namespace, WHOLE)
-    keys, parents = maker.prefix_keys(block_keys), maker.parents(block_keys)
+    keys, parents = maker.keys(block_keys, is_prefix=True), maker.parents(block_keys)
     assert parents == [None, *keys[:-1]]
     assert {key.token_count for key in block_keys} == {4}
     tail = namespace.keys_of_hashes([b"2" * 32], ENGINE, parent_hash=b"1" * 16)

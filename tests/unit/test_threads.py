@@ -137,7 +137,7 @@ class TestThreads:
         counters: Any = store.stats()["counters"]
         stored, dropped = counters["stored_blocks"]["dram"], counters["dropped_blocks"]
         assert stored - sum(dropped.values()) == audit.ready_blocks
-        assert counters["lost_blocks"].keys() <= {"evicted"}
+        assert counters["lost_blocks"].keys() <= {"expired"}
         session.close()
         store.close()
 

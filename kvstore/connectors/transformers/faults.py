@@ -13,6 +13,7 @@ from kvstore.errors import (
     KVStoreError,
     LeaseExpired,
     ReservationExpired,
+    StoreBroken,
     StoreClosed,
     StoreForked,
     TierError,
@@ -22,7 +23,7 @@ from kvstore.types import Outcome
 logger = logging.getLogger("kvstore.connectors.transformers")
 
 #: The store is away, broken, or was too slow.
-FAULTS = (LeaseExpired, ReservationExpired, StoreClosed, StoreForked, TierError)
+FAULTS = (LeaseExpired, ReservationExpired, StoreBroken, StoreClosed, StoreForked, TierError)
 
 #: Reasons that a cache in good health gives every day.
 _EVERYDAY = frozenset(

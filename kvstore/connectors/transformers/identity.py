@@ -48,26 +48,44 @@ def model_name(model: DecoderModel) -> str:
     return Path(name).resolve().name if Path(name).is_dir() else name
 
 
-def fingerprint(model: DecoderModel) -> str:
-    """`sha256:` and the digest of all parameters and buffers, and of the config that shapes them.
+def fingerprint(model: DecoderModel, weights: str | None = None) -> str:
+    """`sha256:` and the digest of the weights and of the config that says what is done with them.
 
-    Reads every weight once, tensor by tensor on all cores (about 1 GB/s for each core with SHA
-    instructions); memory for one tensor per core where the model is not on the CPU. Raises
-    UnsupportedCache where weights are in memory that this cannot see.
+    `weights` names the weights where the caller knows better, by the hub's revision for example;
+    the config counts all the same. Otherwise all parameters and buffers are read once, tensor by
+    tensor on all cores (about 1 GB/s for each core with SHA instructions), with memory for one
+    tensor per core where the model is not on the CPU. Raises UnsupportedCache where weights are in
+    memory that this cannot see.
     """
+    description = {
+        "config": _lasting(model.config.to_dict()),
+        "weights": _weights(model) if weights is None else weights,
+    }
+    text = json.dumps(description, sort_keys=True, separators=(",", ":"), default=repr)
+    return f"sha256:{hashlib.sha256(text.encode('utf-8')).hexdigest()}"
+
+
+def adapter_state(model: DecoderModel) -> frozenset[tuple[bool, bool]]:
+    """Whether adapters are disabled, and whether merged, wherever there is one in the model."""
+    if not getattr(model, "peft_config", None):
+        return frozenset()
+    return frozenset(
+        (bool(module.disable_adapters), bool(getattr(module, "merged", False)))
+        for module in model.modules()
+        if hasattr(module, "disable_adapters")
+    )
+
+
+def _weights(model: DecoderModel) -> list[list[object]]:
+    """Name, type, shape and digest of each tensor."""
     _check_weights_visible(model)
     tensors = sorted(_tensors(model), key=lambda named: named[0])
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # hashlib releases the GIL
         digests = list(pool.map(_tensor_digest, (tensor for _, tensor in tensors)))
-    description = {
-        "config": _lasting(model.config.to_dict()),
-        "tensors": [
-            [name, str(tensor.dtype), list(tensor.shape), digest]
-            for (name, tensor), digest in zip(tensors, digests, strict=True)
-        ],
-    }
-    text = json.dumps(description, sort_keys=True, separators=(",", ":"), default=repr)
-    return f"sha256:{hashlib.sha256(text.encode('utf-8')).hexdigest()}"
+    return [
+        [name, str(tensor.dtype), list(tensor.shape), digest]
+        for (name, tensor), digest in zip(tensors, digests, strict=True)
+    ]
 
 
 def _check_weights_visible(model: DecoderModel) -> None:

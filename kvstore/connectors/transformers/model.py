@@ -40,6 +40,9 @@ class DecoderModel(Protocol):
     def named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Its constants."""
 
+    def modules(self) -> Iterator[Any]:
+        """Its parts, and itself."""
+
     def generate(self, *inputs: Any, **arguments: Any) -> Any:  # noqa: ANN401
         """Continue a sequence."""
 

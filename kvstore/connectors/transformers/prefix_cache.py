@@ -39,9 +39,10 @@ class PrefixCache:
     PrefixCache. `adapter` is the SHA-256 of an adapter's content (bytes, or "sha256:<hex>"), `salt`
     separates those who must not share. Whoever agrees in all of these, model and layout shares.
 
-    Raises UnsupportedCache, with what was found and what is supported, for models whose cache is
-    not keys and values of all tokens. Calls from several threads are safe as far as `generate`
-    itself is; `last` is then the report of whichever call ended last.
+    Raises TypeError where `model` is no model or `store` no store, and UnsupportedCache, with what
+    was found and what is supported, for models whose cache is not keys and values of all tokens.
+    Calls from several threads are safe as far as `generate` itself is; `last` is then the report of
+    whichever call ended last.
     """
 
     def __init__(
@@ -54,15 +55,16 @@ class PrefixCache:
         adapter: bytes | str | None = None,
         salt: bytes | str | None = None,
     ) -> None:
+        _check_arguments(model, store)
         refusals.check_model(model)
         refusals.check_adapter(model, adapter)
         self._model = model
         self._store = store
         self._geometry = geometry.measure(model)
-        self._model_kind = (model.dtype, model.device)
+        self._model_kind = (model.dtype, model.device, identity.adapter_state(model))
         self._namespace = Namespace(
             model=identity.model_name(model),
-            fingerprint=identity.fingerprint(model) if fingerprint is None else fingerprint,
+            fingerprint=identity.fingerprint(model, fingerprint),
             layout=self._geometry.layout(),
             block_tokens=block_tokens,
             adapter=adapter,
@@ -185,6 +187,26 @@ class _Loaded(NamedTuple):
     blocks: int
     by_tier: dict[str, int]
     reason: Outcome | None
+
+
+def _check_arguments(model: object, store: object) -> None:
+    """Refuse what is no model and no store, such as the two in the wrong order."""
+    can_generate = callable(getattr(model, "generate", None)) and hasattr(model, "config")
+    if isinstance(model, type) or not can_generate:
+        raise TypeError(
+            f"model is {_described(model)}: expected a transformers model that can generate, "
+            "as in PrefixCache(model, store)"
+        )
+    if isinstance(store, type) or not callable(getattr(store, "session", None)):
+        raise TypeError(
+            f"store is {_described(store)}: expected an open store, as kvstore.open() returns it"
+        )
+
+
+def _described(value: object) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return f"of type {type(value).__name__}"
 
 
 def _loadable_blocks(prompt_tokens: int, block_tokens: int) -> int:

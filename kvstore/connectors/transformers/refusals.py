@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import DynamicCache, GenerationConfig, GenerationMixin
 
-from kvstore.connectors.transformers import geometry
+from kvstore.connectors.transformers import geometry, identity
 from kvstore.errors import UnsupportedCache
 
 if TYPE_CHECKING:
@@ -68,6 +68,12 @@ def check_model(model: DecoderModel) -> None:
             f"{type(model).__name__} keeps a state that cannot be cut back to a prefix; supported: "
             "models that keep only keys and values"
         )
+    for part in (model, getattr(model, "model", None)):
+        if hasattr(part, "rope_deltas"):
+            raise UnsupportedCache(
+                f"{type(model).__name__} shifts positions by what its last image was; supported: "
+                "models whose positions depend on the tokens alone"
+            )
     for rope_type in _rope_types(config.to_dict()):
         if rope_type in UNSTABLE_ROPE_TYPES:
             raise UnsupportedCache(
@@ -81,11 +87,17 @@ def check_model(model: DecoderModel) -> None:
 
 
 def check_adapter(model: DecoderModel, adapter: object) -> None:
-    """Raise UnsupportedCache where an adapter is loaded that nobody has named.
+    """Raise UnsupportedCache where an adapter is loaded that nobody has named, or several are.
 
     Its weights are in the fingerprint, but which of several is active is not, nor whether one is.
     """
-    if getattr(model, "peft_config", None) and adapter is None:
+    adapters = getattr(model, "peft_config", None) or {}
+    if len(adapters) > 1:
+        raise UnsupportedCache(
+            f"{len(adapters)} PEFT adapters are loaded, and which one is active can change between "
+            "calls; supported: one, or a merged one"
+        )
+    if adapters and adapter is None:
         raise UnsupportedCache(
             "a PEFT adapter is loaded: merge it, or pass adapter= with the SHA-256 of its content"
         )
@@ -110,11 +122,20 @@ def check_call(model: DecoderModel, input_ids: torch.Tensor, arguments: Mapping[
     _check_mask(model, input_ids, arguments)
 
 
-def check_unchanged(model: DecoderModel, dtype: torch.dtype, device: torch.device) -> None:
+def check_unchanged(
+    model: DecoderModel,
+    dtype: torch.dtype,
+    device: torch.device,
+    adapters: frozenset[tuple[bool, bool]],
+) -> None:
     """Raise UnsupportedCache where the model is no longer what its fingerprint was taken from.
 
     Edits of single weights are not seen.
     """
+    if identity.adapter_state(model) != adapters:
+        raise UnsupportedCache(
+            "the model's adapter was switched on, off or merged since; make another PrefixCache"
+        )
     if (model.dtype, model.device) != (dtype, device):
         raise UnsupportedCache(
             f"the model was {dtype} on {device} and is now {model.dtype} on {model.device}; make "
