@@ -136,7 +136,7 @@ def _encode_layer(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One stored value of a block: layers [first_layer, end_layer), head group g of G.
+    """One stored value of a block: layers [first_layer, end_layer) of the model, head group g of G.
 
     Head group g of G holds the KV heads [g * kv_heads / G, (g + 1) * kv_heads / G). A cache group
     is a set of layers that need the same of a prefix; a companion is a cache beside the model's

@@ -152,10 +152,12 @@ class Core:
 
     def complete(self, transfer: Transfer, outcome: Outcome, checksum: int | None) -> Step:
         """A transfer has ended; its bytes are not touched any more. `checksum` where `ok`."""
+        now = self._clock.now()
+        self._expire(now)
         answered = self._transfers.complete(transfer, outcome, checksum)
         if answered is not None:
             self._answer(*answered)
-        return self._finish(self._clock.now())
+        return self._finish(now)
 
     def tick(self, now: float) -> Step:
         """End what is due at `now`. Call it at `next_deadline()` or any time after."""
@@ -172,14 +174,14 @@ class Core:
         return min((time for time in times if time is not None), default=None)
 
     def cancel(self, request_id: int) -> Step:
-        """Forget a request that waits, and serve those who waited behind it.
-
-        Does nothing to one that was answered before, or never begun.
-        """
+        """Forget a request that has no answer yet, and serve those who waited behind it."""
         for waiting in (self._waiting_for_blocks, self._waiting_for_room):
             waiting.pop(request_id, None)
+        self._transfers.cancel(request_id)
         self._state_when_retried = ()  # somebody else is the first in line now
-        return self._finish(self._clock.now())
+        now = self._clock.now()
+        self._expire(now)
+        return self._finish(now)
 
     def check(self) -> Audit:
         """Recount everything. Raises InvariantViolated with each thing that does not add up."""

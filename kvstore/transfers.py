@@ -26,10 +26,11 @@ class _Running(NamedTuple):
 class _Scrub:
     """A scrub request whose transfers are under way."""
 
-    __slots__ = ("checked", "corrupt", "left")
+    __slots__ = ("checked", "corrupt", "is_wanted", "left")
 
     def __init__(self, left: int) -> None:
         self.left = left
+        self.is_wanted = True
         self.checked = 0
         self.corrupt: list[bytes] = []
 
@@ -62,6 +63,12 @@ class Transfers:
             self._scrubs[request_id] = _Scrub(len(entries))
             self._blocks.add_users(entries)
         return [self._start(TransferKind.SCRUB, entry, request_id) for entry in entries]
+
+    def cancel(self, request_id: int) -> None:
+        """Nobody waits for that scrub's answer any more; what it began is ended all the same."""
+        scrub = self._scrubs.get(request_id)
+        if scrub is not None:
+            scrub.is_wanted = False
 
     def complete(
         self, transfer: Transfer, outcome: Outcome, checksum: int | None
@@ -100,4 +107,6 @@ class Transfers:
         if scrub.left:
             return None
         del self._scrubs[running.request_id]
+        if not scrub.is_wanted:
+            return None
         return running.request_id, ScrubAnswer(scrub.checked, scrub.corrupt)

@@ -69,7 +69,7 @@ class DramTier:
         return self._open_memory()[place.offset_bytes : place.offset_bytes + place.length_bytes]
 
     def read(self, batch: Sequence[Piece]) -> list[Outcome]:
-        """Copy out. Never misses: what may not be read any more, the lease on it knows."""
+        """Copy out. Never misses: whether the bytes were still the block's, its reader checks."""
         native.copy_batch([memory for _, memory in batch], self._views(batch))
         return [Outcome.OK] * len(batch)
 

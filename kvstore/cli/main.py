@@ -5,25 +5,26 @@ they like; that costs nothing to the other commands. `--json` is added here, for
 `arguments.json` asks for one JSON document on standard output, and nothing else there.
 
 Exit codes: 0 done, 1 a finding or a failure, 2 usage, 130 interrupted, 141 nobody reads our output.
+Output that cannot be written for another reason, such as a full disk, is a failure.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TextIO, cast
 
 import kvstore
+from kvstore.cli import terminal
+from kvstore.cli.arguments import USAGE, Parser, with_hint
 from kvstore.errors import ConfigError, InvalidRequest, KVStoreError
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
 DONE = 0
 FAILED = 1
-USAGE = 2
 INTERRUPTED = 128 + 2  # as a shell reports SIGINT
 OUTPUT_CLOSED = 128 + 13  # as a shell reports SIGPIPE
 
@@ -61,42 +62,65 @@ COMMANDS = {
 _INTRODUCTION = """\
 A tiered store for the KV cache of LLM inference. It keeps the blocks of KV that a prefill has
 computed, by the hash of their prefix, in host memory and below; the next request that begins with
-the same tokens loads them instead of computing them again.
-
-commands:
-"""
+the same tokens loads them instead of computing them again."""
 
 _EPILOGUE = """\
 examples:
-  kvstore demo                 what it does for a time to first token, in about a minute
-  kvstore bench dram --json    the numbers of this machine, for a program to read
-  kvstore COMMAND --help       the options of one command
+  kvstore demo                what it does for a time to first token
+                              (half a minute to a minute on two cores)
+  kvstore bench dram          what this machine moves per second (10 to 30 s)
+  kvstore bench dram --json   the same, for a program to read
+  kvstore COMMAND --help      the options of one command
 
-Every command takes --json. Exit codes: 0 done, 1 a finding or a failure, 2 usage.
-In Python: `import kvstore`, then `help(kvstore)`.
 """
+
+_LAST_WORDS = """\
+Every command takes --json. Exit codes: 0 done, 1 a finding or a failure, 2 usage.
+
+In Python: `import kvstore`, then `help(kvstore)`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code, and let no foreseen error out as a traceback."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if sys.stdout is None:  # the caller started us with it closed
+        return _run_guarded(words)
+    output = terminal.Output(sys.stdout)
+    sys.stdout = cast("TextIO", output)
     try:
-        code = _run(words)
-        if sys.stdout is not None:  # None where the caller started us with it closed
-            sys.stdout.flush()  # here, where a reader that went away can still be answered for
+        code = _run_guarded(words)
+        output.flush()  # here, where it can still be answered for
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
-    except BrokenPipeError:
-        _discard_stdout()
-        return OUTPUT_CLOSED
+    except OSError as error:
+        if error is not output.error:
+            raise
+        output.discard()
+        if isinstance(error, BrokenPipeError):
+            return OUTPUT_CLOSED  # whoever closed the pipe knows
+        return _complain(f"cannot write the output: {error.strerror}", FAILED)
+    finally:
+        sys.stdout = output.stream
+    return code
+
+
+def _run_guarded(words: list[str]) -> int:
+    """Run the command; its interruption and our own errors become one line and an exit code."""
+    try:
+        return _run(words)
+    except KeyboardInterrupt:
+        return _complain("interrupted", INTERRUPTED)
     except KVStoreError as error:
         is_usage = isinstance(error, InvalidRequest | ConfigError)
-        return _complain(str(error) or type(error).__name__, USAGE if is_usage else FAILED)
-    return code
+        message = str(error) or type(error).__name__
+        if message.startswith("--"):  # an option, which only the command itself could judge
+            message = with_hint(message, f"kvstore {_command_first(words)[0]}")
+        return _complain(message, USAGE if is_usage else FAILED)
 
 
 def _run(words: list[str]) -> int:
     """Find the command and run it; argparse's own exits come back as a code."""
+    words = _command_first(words)
     try:
         if not words or words[0].startswith("-"):
             return _run_without_command(words)
@@ -109,13 +133,23 @@ def _run(words: list[str]) -> int:
         return stop.code if isinstance(stop.code, int) else FAILED
 
 
+def _command_first(words: list[str]) -> list[str]:
+    """`--json version` means `version --json`."""
+    if words[:1] == ["--json"] and len(words) > 1 and not words[1].startswith("-"):
+        return [words[1], "--json", *words[2:]]
+    return words
+
+
 def _run_without_command(words: list[str]) -> int:
     """Answer --help and --version, and help somebody who gave no command."""
-    width = max(map(len, COMMANDS))
-    table = "".join(f"  {name:{width}}  {each.summary}\n" for name, each in COMMANDS.items())
-    parser = _make_parser("kvstore", _INTRODUCTION + table)
+    if words == ["--json"]:
+        return _complain("--json goes with a command: kvstore version --json", USAGE)
+    wide = max(map(len, COMMANDS))
+    lines = (f"  {name:{wide}}  {each.summary}" for name, each in COMMANDS.items())
+    table = "\n".join(terminal.fill_line(line, indent=" " * (wide + 4)) for line in lines)
+    parser = Parser("kvstore", f"{terminal.fill(_INTRODUCTION)}\n\ncommands:\n{table}")
     parser.usage = "kvstore COMMAND [options]"
-    parser.epilog = _EPILOGUE
+    parser.epilog = _EPILOGUE + terminal.fill(_LAST_WORDS)
     parser.add_argument("--version", action="version", version=f"kvstore {kvstore.__version__}")
     parser.parse_args(words)
     parser.print_help(sys.stderr)
@@ -127,7 +161,7 @@ def _run_command(name: str, command: Command, words: list[str]) -> int:
     try:
         module = cast("CommandModule", import_module(command.module))
         sentence = f"{command.summary[0].upper()}{command.summary[1:]}."
-        parser = _make_parser(f"kvstore {name}", sentence)
+        parser = Parser(f"kvstore {name}", terminal.fill(sentence))
         module.add_arguments(parser)
         parser.add_argument("--json", action="store_true", help="one JSON document as the output")
         return module.run(parser.parse_args(words))
@@ -135,17 +169,8 @@ def _run_command(name: str, command: Command, words: list[str]) -> int:
         missing = (error.name or "").partition(".")[0]
         if command.extra is None or missing == "kvstore":
             raise  # not a matter of what the user installed: ours to mend
-        install = f"pip install 'tiered-kvstore[{command.extra}]'"
+        install = f"pip install '.[{command.extra}]' in the checkout of kvstore"
         return _complain(f"`kvstore {name}` needs {missing}: {install}", USAGE)
-
-
-def _make_parser(prog: str, description: str) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
-        prog=prog,
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # a script that abbreviates would break when we add an option
-    )
 
 
 def _unknown(name: str) -> str:
@@ -161,10 +186,3 @@ def _complain(message: str, code: int) -> int:
     """One line on standard error; return `code`."""
     print(f"kvstore: {' '.join(message.split())}", file=sys.stderr)
     return code
-
-
-def _discard_stdout() -> None:
-    """Send what is still buffered nowhere, or the interpreter would fail to flush it at exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)

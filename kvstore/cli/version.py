@@ -6,6 +6,7 @@ import json
 import platform
 import subprocess
 from importlib import metadata
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,19 +17,13 @@ if TYPE_CHECKING:
 
 DISTRIBUTION = "tiered-kvstore"
 
-#: What kvstore runs on, then what its extras bring. A bug report wants them all.
-PACKAGES = (
-    "numpy",
-    "msgspec",
-    "xxhash",
-    "torch",
-    "transformers",
-    "cupy-cuda13x",
-    "lz4",
-    "redis",
-    "grpcio",
-)
+#: What kvstore runs on, and what its connector needs. A bug report wants them all.
+PACKAGES = ("numpy", "msgspec", "xxhash", "torch", "transformers")
+#: Those that somebody at a terminal may want to know about.
+SHOWN_PACKAGES = ("numpy", "torch", "transformers")
 
+_SHORT_REVISION = 12
+_DIRTY = "-dirty"
 _GIT_TIMEOUT_SECONDS = 5
 
 
@@ -43,10 +38,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(report, indent=2))
         return 0
     revision = report["git_revision"]
-    print(f"kvstore {report['version']}" + (f" ({revision})" if revision else ""))
+    print(f"kvstore {report['version']}" + (f" ({_short(revision)})" if revision else ""))
     print(f"python {report['python']} on {report['platform']}")
-    for name, version in report["packages"].items():
-        print(f"{name} {version or 'not installed'}")
+    for name in SHOWN_PACKAGES:
+        print(f"{name} {report['packages'].get(name) or 'not installed'}")
+    print(f"native copy {'yes' if report['native'] else 'no: copies go through NumPy'}")
     return 0
 
 
@@ -57,8 +53,15 @@ def collect() -> dict[str, Any]:
         "git_revision": git_revision(),
         "python": platform.python_version(),
         "platform": f"{platform.system()}-{platform.machine()}",
+        "native": has_native_copy(),
         "packages": {name: _installed_version(name) for name in PACKAGES},
     }
+
+
+def has_native_copy() -> bool:
+    """Is there a compiled copy? To ask `kvstore.native` itself would import NumPy."""
+    folder = Path(kvstore.__file__).parent / "native"
+    return any(path.name.endswith(tuple(EXTENSION_SUFFIXES)) for path in folder.iterdir())
 
 
 def git_revision() -> str | None:
@@ -68,6 +71,12 @@ def git_revision() -> str | None:
     if (root / ".git").exists() and (root / "pyproject.toml").exists():
         return _describe_checkout(root)
     return _installed_commit()
+
+
+def _short(revision: str) -> str:
+    """The beginning of a commit, for people; the whole of it is in the JSON."""
+    commit = revision.removesuffix(_DIRTY)
+    return commit[:_SHORT_REVISION] + revision[len(commit) :]
 
 
 def _describe_checkout(root: Path) -> str | None:

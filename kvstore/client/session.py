@@ -338,8 +338,11 @@ class Session:
         return batch_as_bytes(blocks, self._lengths(keys[start:]), is_writable=False, name="blocks")
 
     def _lengths(self, keys: Sequence[BlockKey]) -> list[int]:
+        """Bytes of each of these consecutive blocks, of which only the last one can be partial."""
+        if not keys:
+            return []
         size = self._bytes_per_token
-        return [size * key.token_count for key in keys]
+        return [size * keys[0].token_count] * (len(keys) - 1) + [size * keys[-1].token_count]
 
 
 def _check_start(start: int, keys: Sequence[BlockKey]) -> None:

@@ -96,7 +96,9 @@ class TestFaults:
         for _ in range(3):
             assert torch.equal(cache.generate(prompt(40), **GREEDY), expected)
             assert (cache.last.loaded_tokens, cache.last.reason) == (0, Outcome.UNAVAILABLE)
-        assert cache.misses[Outcome.UNAVAILABLE] == 3 * (2 + 2)  # to load, to store
+        assert (
+            cache.misses[Outcome.UNAVAILABLE] == 3 * 2
+        )  # to load; a closed store is offered nothing
         assert ["unavailable" in message for message in warnings()] == [True]
 
     def test_a_store_that_closes_in_the_middle(self, llama, prompt, expected, warnings):
@@ -194,6 +196,12 @@ class TestFaults:
             PrefixCache(llama, store, block_tokens=0)
         with pytest.raises(TypeError, match=r"expected a tensor of shape \[1, tokens\]"):
             PrefixCache(llama, store).generate([[1, 2]])  # type: ignore[arg-type]
+        for swapped in ((store, llama), (type(llama), store), (None, store)):
+            with pytest.raises(TypeError, match=r"^model is .*: expected a transformers model"):
+                PrefixCache(*swapped)
+        for wrong in (3, None, type(store), "8GiB"):
+            with pytest.raises(TypeError, match=r"^store is .*: expected an open store"):
+                PrefixCache(llama, wrong)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match=r"got \[3\]"):
             PrefixCache(llama, store).generate(torch.tensor([1, 2, 3]))
         with pytest.raises(InvalidTokens):
@@ -201,9 +209,11 @@ class TestFaults:
 
 
 def refused(model, match, **arguments):
-    no_store: Any = None  # it is not reached
-    with pytest.raises(UnsupportedCache, match=match):
-        PrefixCache(model, no_store, **arguments)
+    with (
+        kvstore.open(dram_capacity_bytes="1MiB") as store,
+        pytest.raises(UnsupportedCache, match=match),
+    ):
+        PrefixCache(model, store, **arguments)
 
 
 class TestRefusedModels:

@@ -13,7 +13,7 @@ import pytest
 import kvstore
 from kvstore import errors
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/sdk.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).resolve().parents[2] / "docs/sdk.md").read_text(encoding="utf-8")
 CLASSES: dict[str, type] = {
     "store": kvstore.EmbeddedStore,
     "session": kvstore.Session,
@@ -25,7 +25,7 @@ CLASSES: dict[str, type] = {
 #: Not for callers: what `put` tells the store beside its commit, and a constant of 32 bytes.
 LEFT_OUT = {"differing_puts": None, "parent_hash": "parent_hash"}
 
-SIGNATURES = re.findall(r"^\| `(?:(\w+)\.)?(\w+)\((.*?)\)` \|", PAGE, re.MULTILINE)
+SIGNATURES = re.findall(r"^\| `(?:(\w+)\.)?(\w+)\((.*?)\)` \|", TEXT, re.MULTILINE)
 
 
 def plain_signature(function: object, *, is_method: bool) -> str:
@@ -51,8 +51,8 @@ def plain_signature(function: object, *, is_method: bool) -> str:
 
 
 def test_its_code_runs():
-    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == PAGE.count("```python") > 5
+    blocks = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    assert len(blocks) == TEXT.count("```python") > 5
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", "\n".join(blocks)],
         capture_output=True,
@@ -62,7 +62,7 @@ def test_its_code_runs():
     )
     assert (done.returncode, done.stderr) == (0, "")
     # What it prints is what its comments say.
-    assert done.stdout.splitlines() == re.findall(r"print\(.*?\)  # (.*)", PAGE)
+    assert done.stdout.splitlines() == re.findall(r"print\(.*?\)  # (.*)", TEXT)
 
 
 @pytest.mark.parametrize(("owner", "name", "given"), SIGNATURES)
@@ -74,18 +74,18 @@ def test_a_signature_is_that_of_the_code(owner: str, name: str, given: str):
 
 
 @pytest.mark.parametrize("owner", ["store", "session", "lease", "reservation"])
-def test_every_public_name_is_on_the_page(owner: str):
-    named = set(re.findall(rf"^\| `{owner}\.(\w+)", PAGE, re.MULTILINE))
+def test_every_public_name_is_there(owner: str):
+    named = set(re.findall(rf"^\| `{owner}\.(\w+)", TEXT, re.MULTILINE))
     public = {name for name in vars(CLASSES[owner]) if not name.startswith("_")}
     internal = {"places", "checksums"}  # of a reservation, for `put`
     assert public - internal <= named
 
 
-def test_every_outcome_and_error_is_on_the_page():
-    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| [^|]+ \| [^|]+ \|$", PAGE, re.MULTILINE)
+def test_every_outcome_and_error_is_there():
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| [^|]+ \| [^|]+ \|$", TEXT, re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"\w+", row)}
     assert named >= set(kvstore.Outcome)
     kinds = {name for name, value in vars(errors).items() if isinstance(value, type)}
-    tree = re.search(r"```\n(KVStoreError.*?)```", PAGE, re.DOTALL)
+    tree = re.search(r"```\n(KVStoreError.*?)```", TEXT, re.DOTALL)
     assert tree
     assert kinds <= set(re.findall(r"\w+", tree[1]))

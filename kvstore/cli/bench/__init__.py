@@ -6,6 +6,9 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+from kvstore.cli.arguments import one_of, whole_number
+from kvstore.errors import ConfigError
+
 if TYPE_CHECKING:
     import argparse
 
@@ -16,7 +19,9 @@ DEFAULT_ROUNDS = 100
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("tier", choices=("dram",), help="the tier to measure")
+    parser.add_argument(
+        "tier", type=one_of("dram"), metavar="TIER", help="the tier to measure: dram"
+    )
     parser.add_argument(
         "--block-size",
         default=DEFAULT_BLOCK_SIZE,
@@ -25,14 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--batch",
-        type=int,
+        type=whole_number(1),
         default=DEFAULT_BATCH_BLOCKS,
         metavar="BLOCKS",
         help="blocks per get or put (default: %(default)s)",
     )
     parser.add_argument(
         "--rounds",
-        type=int,
+        type=whole_number(2),
         default=DEFAULT_ROUNDS,
         metavar="N",
         help="repetitions, 2 or more; more give a steadier median (default: %(default)s)",
@@ -61,13 +66,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, print, and fail if a byte that was read is not the one that was put."""
     from kvstore.cli.bench import dram, report
     from kvstore.cli.bench.parameters import plan
-    from kvstore.config import parse_bytes
 
     parameters = plan(
-        block_bytes=parse_bytes(arguments.block_size),
+        block_bytes=_size("--block-size", arguments.block_size),
         batch_blocks=arguments.batch,
         rounds=arguments.rounds,
-        pool_bytes=None if arguments.pool is None else parse_bytes(arguments.pool),
+        pool_bytes=None if arguments.pool is None else _size("--pool", arguments.pool),
         is_aligned=not arguments.unaligned,
         is_interleaved=arguments.interleaved,
     )
@@ -80,3 +84,12 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"kvstore: {outcome.findings[0]}", file=sys.stderr)
         return 1
     return 0
+
+
+def _size(option: str, text: str) -> int:
+    from kvstore.config import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except ConfigError as error:
+        raise ConfigError(f"{option}: {error}") from error

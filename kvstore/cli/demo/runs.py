@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from statistics import median_low
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import kvstore
+from kvstore.cli.demo.parameters import BLOCK_TOKENS, VOCABULARY
 from kvstore.connectors.transformers import PrefixCache
-from kvstore.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvstore import EmbeddedStore
     from kvstore.audit import Audit
+    from kvstore.cli.demo.parameters import Parameters
     from kvstore.connectors.transformers import Report
 
-HEAD_DIM = 64
-BLOCK_TOKENS = 16
-VOCABULARY = 8_000
 #: With the usual 0.02, random logits are nearly equal, and rounding could decide a token.
 INITIALIZER_RANGE = 0.1
 SEED = 20
 
-#: Tokens of the user's second question.
-QUESTION_TOKENS = 128
-#: The better one counts against the store, whatever else the machine did meanwhile.
+#: Of the engine alone and of the empty store, in turns. The better one of each counts, whatever
+#: else the machine did meanwhile.
 COLD_RUNS = 2
 #: The median one counts: a few hundredths of a second alone would show the machine's mood.
 WARM_RUNS = 5
@@ -37,45 +34,6 @@ WARM_RUNS = 5
 ALONE = "engine alone"
 STORE_EMPTY = "store, empty"
 STORE_WARM = "store, warm"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameters:
-    """Sizes of the model and of the texts."""
-
-    layers: int
-    hidden: int
-    prompt_tokens: int
-    new_tokens: int
-
-    @classmethod
-    def plan(cls, *, layers: int, hidden: int, prompt_tokens: int, new_tokens: int) -> Self:
-        """Check what cannot be seen in one option. Raises InvalidRequest, naming the option."""
-        if hidden % HEAD_DIM:
-            raise InvalidRequest(f"--hidden is {hidden}: give a multiple of {HEAD_DIM}")
-        return cls(layers=layers, hidden=hidden, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
-
-    @property
-    def heads(self) -> int:
-        """Attention heads."""
-        return self.hidden // HEAD_DIM
-
-    @property
-    def kv_heads(self) -> int:
-        """Heads that have keys and values: a third, where that is even, as 12 heads have 4."""
-        return self.heads // 3 if self.heads % 3 == 0 else self.heads
-
-    @property
-    def second_prompt_tokens(self) -> int:
-        """First prompt, its answer and a further question."""
-        return self.prompt_tokens + self.new_tokens + QUESTION_TOKENS
-
-    @property
-    def capacity_bytes(self) -> int:
-        """DRAM for all blocks four times over: at most half of a tier can be leased."""
-        token_bytes = self.layers * 2 * self.kv_heads * HEAD_DIM * torch.float32.itemsize
-        wanted = 4 * (self.second_prompt_tokens + self.new_tokens) * token_bytes
-        return -(-wanted // (64 << 20)) * (64 << 20)
 
 
 class Run(NamedTuple):
@@ -133,7 +91,8 @@ def measure(parameters: Parameters, progress: Callable[[str, Run | None], None])
         first = text[:, : parameters.prompt_tokens]
         for _ in range(COLD_RUNS):
             session.run_alone(1, first)
-        session.run(1, STORE_EMPTY, first)
+            _empty(store, cache, first, session.runs[0].tokens)
+            session.run(1, STORE_EMPTY, first)
         for _ in range(WARM_RUNS):
             session.run(1, STORE_WARM, first)
 
@@ -161,11 +120,19 @@ def only(runs: list[Run], turn: int, name: str) -> Run:
     return next(run for run in found if run.ttft_seconds == ttft)
 
 
+def _empty(
+    store: EmbeddedStore, cache: PrefixCache, first: torch.Tensor, answer: list[int]
+) -> None:
+    """Drop what an earlier run has stored of a prompt and its answer."""
+    with store.session(cache.namespace) as session:
+        session.delete(cache.namespace.keys([*first[0].tolist(), *answer]))
+
+
 def _make_model(parameters: Parameters) -> Any:  # noqa: ANN401 - transformers' type says less
     torch.manual_seed(SEED)
     config = LlamaConfig(
         hidden_size=parameters.hidden,
-        intermediate_size=parameters.hidden * 8 // 3,
+        intermediate_size=parameters.intermediate,
         num_hidden_layers=parameters.layers,
         num_attention_heads=parameters.heads,
         num_key_value_heads=parameters.kv_heads,

@@ -42,9 +42,10 @@ class Report:
         """One line for people."""
         tiers = [f"{blocks} blocks from {tier}" for tier, blocks in self.hits_by_tier.items()]
         puts = [f"{blocks} {outcome}" for outcome, blocks in self.put_outcomes.items()]
+        reason = [f"then {self.reason}" if tiers else self.reason] if self.reason else []
         return (
             f"{self.loaded_tokens} of {self.prompt_tokens} prompt tokens loaded "
-            f"({', '.join([*tiers, *filter(None, [self.reason])]) or 'none to load'}; "
+            f"({', '.join([*tiers, *reason]) or 'none to load'}; "
             f"{self.load_seconds * 1e3:.1f} ms), {self.computed_tokens} computed; blocks stored: "
             f"{', '.join(puts) or 'none'} ({self.store_seconds * 1e3:.1f} ms)"
         )

@@ -1,0 +1,139 @@
+"""One run of the simulation: everything in it follows from its seed."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import NamedTuple
+
+from kvstore.policy import LruNPolicy, LruPolicy, LruRPolicy
+from kvstore.slots import Slots
+from kvstore.store import NO_WATERMARKS, Core, Watermarks
+from kvstore.types import SLOT_ALIGNMENT_BYTES, Place
+from tests.sim.clients import Client
+from tests.sim.faulty_tier import Faults, FaultyTier, drawn_faults
+from tests.sim.runner import SimulationRunner
+from tests.sim.schedule import Schedule
+from tests.sim.traffic import Conversations, Prompt, specs_of
+
+#: A run lasts some simulated minutes at most, where transfers are stuck; most of it is quiet.
+ROTS_MAX = 30
+
+
+class Result(NamedTuple):
+    """What a run was."""
+
+    digest: str  # of its trace
+    has_faults: bool
+    events: int
+    answers: int
+    accepted_blocks: int
+    seen: dict[str, int]  # troubles that came up, and the store's counters
+
+
+def simulate(seed: int, *, recounts: bool = True) -> Result:
+    """Run one seed. Raises whatever broke, with notes on where and how to replay it.
+
+    Without `recounts` the core's own audit is left out, so that only what can be seen from outside
+    is checked.
+    """
+    rng = Random(f"{seed}/setting")
+    schedule = Schedule(Random(f"{seed}/schedule"))
+    runner = _make_runner(rng, schedule, recounts=recounts)
+    has_faults = runner.tier.faults != Faults()
+    try:
+        _run(seed, rng, runner, recounts=recounts)
+    except BaseException as error:
+        error.add_note(f"seed {seed}, event {schedule.events}, {schedule.clock.now():.6f} s")
+        error.add_note("\n".join(["the last of it:", *schedule.last_lines]))
+        error.add_note(f"replay it: pytest tests/sim --sim-seed {seed}")
+        raise
+    promises = runner.promises
+    return Result(
+        schedule.digest(),
+        has_faults,
+        schedule.events,
+        promises.answers,
+        promises.accepted_blocks,
+        _seen(runner),
+    )
+
+
+def _seen(runner: SimulationRunner) -> dict[str, int]:
+    seen = dict(runner.schedule.seen)
+    counters = runner.core.counters
+    for name in (
+        "misses",
+        "dropped_blocks",
+        "ended_leases",
+        "ended_reservations",
+        "refused_blocks",
+    ):
+        seen |= {f"{name} {label}": value for label, value in counters.by_label(name).items()}
+    return seen
+
+
+def _make_runner(rng: Random, schedule: Schedule, *, recounts: bool) -> SimulationRunner:
+    keeps_records = rng.random() < 0.5
+    units = rng.choice([8, 16, 24, 48])
+    faults = drawn_faults(rng, keeps_records=keeps_records)
+    policy = rng.choice([LruPolicy, LruPolicy, LruRPolicy, LruNPolicy])()
+    watermarks = rng.choice([NO_WATERMARKS, Watermarks(0.9, 0.6)])
+    capacity_bytes = units * SLOT_ALIGNMENT_BYTES
+    core = Core(schedule.clock, Slots(capacity_bytes), policy, watermarks=watermarks)
+    tier = FaultyTier(
+        capacity_bytes, Random(f"{rng.random()}"), faults, keeps_records=keeps_records
+    )
+    schedule.note(
+        "setting", f"{units} units, {policy.name}, {watermarks}, {keeps_records} {faults}"
+    )
+    return SimulationRunner(core, tier, schedule, recounts=recounts)
+
+
+def _run(seed: int, rng: Random, runner: SimulationRunner, *, recounts: bool) -> None:
+    conversations = Conversations(Random(f"{seed}/traffic"))
+    for number in range(rng.randint(4, 8)):
+        client = Client(number, runner, conversations, Random(f"{seed}/client {number}"))
+        is_operator = number == 0
+        client.start(client.operate(20) if is_operator else client.chat(rng.randint(4, 12)))
+    _let_rot(runner, rng)
+    runner.schedule.run()
+    _end(runner, recounts=recounts)
+
+
+def _let_rot(runner: SimulationRunner, rng: Random) -> None:
+    """Flip a bit of some block at rest, now and then."""
+    interval = runner.tier.faults.rot_interval_seconds
+    time = 0.0
+    for _ in range(ROTS_MAX if interval else 0):
+        time += rng.expovariate(1 / interval)
+
+        def rot() -> None:
+            places = [p for p in _resident_places(runner) if p.generation not in runner.tier.rotted]
+            if places:
+                place = rng.choice(places)
+                runner.schedule.note("rot", f"{place.generation}")
+                runner.tier.rot(place)
+
+        runner.schedule.after(time, rot)
+
+
+def _resident_places(runner: SimulationRunner) -> list[Place]:
+    """Of the blocks that readers can find."""
+    return [entry.place for entry in runner.core._blocks.index if entry.is_ready]
+
+
+def _end(runner: SimulationRunner, *, recounts: bool) -> None:
+    """All is quiet and all faults are over: nothing leaked, and the store is of use as before."""
+    usage = runner.core.usage()
+    at_rest = usage["free_bytes"] + usage["ready_bytes"]
+    assert at_rest == usage["capacity_bytes"], f"leaked: {usage}"
+    if recounts:
+        audit = runner.core.check()
+        assert (audit.leases, audit.reservations) == (0, 0), f"left behind: {audit}"
+    runner.tier.faults = Faults()
+    client = Client(99, runner, Conversations(Random("end")), Random("end"))
+    specs = specs_of(Prompt(0, (1_000_000, 1_000_001), is_partial=False))
+    loaded: list[int] = []
+    client.start(client.round_trip(specs, loaded))
+    runner.schedule.run()
+    assert loaded == [len(specs)], "a put and a get after all faults were over"
