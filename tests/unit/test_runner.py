@@ -104,6 +104,8 @@ class TestInterruptedSteps:
         with pytest.raises(StoreClosed):
             session.match(keys)
 
+    # Raised in a destructor or a callback of the collector, it is reported there and goes no further.
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
     @pytest.mark.slow
     def test_signals_at_any_time_break_a_store_openly_or_not_at_all(self):
         """Ctrl-C anywhere: every later call works on sound state, or says that it cannot."""
