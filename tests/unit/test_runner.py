@@ -104,7 +104,7 @@ class TestInterruptedSteps:
         with pytest.raises(StoreClosed):
             session.match(keys)
 
-    # Raised in a destructor or a callback of the collector, it is reported there and goes no further.
+    # Raised in a destructor or a callback of the collector, it is told there and goes no further.
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
     @pytest.mark.slow
     def test_signals_at_any_time_break_a_store_openly_or_not_at_all(self):
