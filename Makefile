@@ -55,11 +55,11 @@ format: venv  ## rewrite the style that can be rewritten
 
 bench: venv  ## measure the DRAM path; the results go to benchmarks/results/
 	@mkdir -p benchmarks/results
-	@set -e; for size in $(BENCH_SIZES); do \
-	  result=benchmarks/results/dram-$$size.json; echo "$$result"; \
-	  $(BIN)/kvstore bench dram --block-size $$size $(BENCH_FLAGS) --json > $$result.part; \
-	  mv $$result.part $$result; \
-	done
+	@set -e; for size in $(BENCH_SIZES); do echo "benchmarks/results/dram-$$size.json"; \
+	  $(BIN)/kvstore bench dram --block-size $$size $(BENCH_FLAGS) --json \
+	    > benchmarks/results/dram-$$size.json.part; done
+	@# Only now, so that no result makes the next one's tree differ from its commit.
+	@for part in benchmarks/results/*.part; do mv "$$part" "$${part%.part}"; done
 
 clean:  ## remove the environment, caches and build outputs
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
