@@ -25,7 +25,7 @@ class Outcome(StrEnum):
 
     ABSENT = "absent"  # not held, and not in the bounded history
     EVICTED = "evicted"  # was held, and made room for another
-    EXPIRED = "expired"  # a deadline passed: its TTL, or the lease it was read under
+    EXPIRED = "expired"  # its TTL passed, or it left, or its lease ended, while it was copied
     PENDING = "pending"  # another live writer is filling it
     CORRUPT = "corrupt"  # its checksum did not match; dropped
     TIMEOUT = "timeout"  # a tier did not answer within the deadline

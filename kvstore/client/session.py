@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self, cast
 
 from kvstore import codec
 from kvstore.buffers import batch_as_bytes
-from kvstore.client.durations import NO_WAIT, lasting_seconds
+from kvstore.client.durations import lasting_seconds
 from kvstore.client.durations import wait_seconds as checked_wait_seconds
 from kvstore.client.lease import Lease
 from kvstore.client.reservation import Reservation
@@ -86,7 +86,7 @@ class Session:
         with suppress(KVStoreError):  # what left the block matters more
             self.close()
 
-    def match(self, keys: Sequence[BlockKey], *, wait_seconds: float = NO_WAIT) -> Found:
+    def match(self, keys: Sequence[BlockKey], *, wait_seconds: float = 0.0) -> Found:
         """How long a prefix of `keys` is held, where, and why it ends there.
 
         Holds nothing: a block found may be gone a moment later. With `wait_seconds`, waits for
@@ -103,7 +103,7 @@ class Session:
         keys: Sequence[BlockKey],
         *,
         ttl_seconds: float = LEASE_SECONDS,
-        wait_seconds: float = NO_WAIT,
+        wait_seconds: float = 0.0,
     ) -> Lease:
         """Keep the longest prefix of `keys` readable for `ttl_seconds`.
 
@@ -222,7 +222,7 @@ class Session:
         return outcomes
 
     def get_into(
-        self, keys: Sequence[BlockKey], buffers: Sequence[object], *, wait_seconds: float = NO_WAIT
+        self, keys: Sequence[BlockKey], buffers: Sequence[object], *, wait_seconds: float = 0.0
     ) -> list[Outcome]:
         """Copy the contents of `keys` into the caller's `buffers`; one outcome each.
 
