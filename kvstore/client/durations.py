@@ -11,6 +11,8 @@ WAIT_SECONDS_MAX = 3_600.0
 
 def wait_seconds(value: float) -> float:
     """A time to wait, 0 included. Raises InvalidRequest."""
+    if type(value) is float and 0.0 <= value <= WAIT_SECONDS_MAX:  # every read comes this way
+        return value
     if not _is_number(value) or not 0 <= value <= WAIT_SECONDS_MAX:  # NaN is refused, too
         raise InvalidRequest(f"wait_seconds is {value!r}: allowed are 0 to {WAIT_SECONDS_MAX:.0f}")
     return float(value)
