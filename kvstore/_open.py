@@ -22,6 +22,8 @@ from kvstore.tiers.dram import DramTier
 from kvstore.types import SINGLE_DOMAIN
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvstore.audit import Audit
     from kvstore.clock import Clock
     from kvstore.layout import Part
@@ -57,18 +59,19 @@ class EmbeddedStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def session(self, namespace: Namespace, *, part: Part | None = None) -> Session:
+    def session(
+        self, namespace: Namespace, *, part: Part | Sequence[Part] | None = None
+    ) -> Session:
         """Read and write the blocks of one namespace.
 
-        `part` is for a rank that handles one part of a layout that has several.
+        `part` is for a rank that handles one part of the layout, or several of a `Layout.split`;
+        without it, buffers come in the order of `Layout.parts`.
         """
         if not isinstance(namespace, Namespace):
             raise InvalidRequest(
                 f"a session needs a kvstore.Namespace, not {type(namespace).__name__}"
             )
         self._runner.check_usable()
-        if part is None:
-            part = namespace.layout.parts[0]
         return Session(self._runner, SINGLE_DOMAIN, namespace, part)
 
     def stats(self) -> dict[str, object]:

@@ -135,10 +135,12 @@ def _eviction_problems(blocks: Residency) -> list[str]:
     for entry in blocks.index:
         if entry.is_ready != (entry.slot.state is SlotState.READY):
             problems.append(f"{entry!r}: readable is {entry.is_ready}")
-        if entry.is_evictable:
+        if entry.is_ready and not entry.users:
             reclaimable_bytes += entry.slot.size_bytes
-            if entry.queued_rank is None:
-                problems.append(f"{entry!r} could leave, and its policy does not know it")
+        if entry.is_evictable and entry.queued_rank is None:
+            problems.append(f"{entry!r} could leave, and its policy does not know it")
+        if entry.link is not None and entry not in (entry.parts or ()):
+            problems.append(f"{entry!r} is unknown to the parts of its block")
         resident = children[entry.domain, entry.key]
         if entry.children != resident:
             problems.append(f"{entry!r}: {entry.children} children, {resident} resident")

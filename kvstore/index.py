@@ -23,6 +23,7 @@ HISTORY_ENTRIES = 65_536
 class Entry:
     """One block that is stored, or is being written.
 
+    Where a block has several parts, each of them is an entry, and `link` and `parts` join them.
     `users` counts what protects it from eviction: leases on it, a hard pin, and our own I/O on its
     slot. `children` counts resident entries whose parent it is. Deadlines are of the core's clock.
     """
@@ -41,7 +42,9 @@ class Entry:
         "key",
         "leases",
         "length_bytes",
+        "link",
         "parent_key",
+        "parts",
         "place",
         "queued_rank",
         "size_bytes",
@@ -65,6 +68,8 @@ class Entry:
         self.size_bytes = slot.size_bytes
         self.place = Place(domain + spec.key, slot.offset_bytes, spec.length_bytes, slot.generation)
         self.parent_key = spec.parent_key
+        self.link = spec.link
+        self.parts: list[Entry] | None = None  # of its block, itself included; None: the only one
         self.children = 0
         self.users = 0
         self.leases = 0
@@ -81,8 +86,25 @@ class Entry:
 
     @property
     def is_evictable(self) -> bool:
-        """Ready, and nobody uses it."""
-        return self.is_ready and not self.users
+        """Ready, and nobody uses it, nor any part that would leave with it."""
+        if self.users or not self.is_ready:
+            return False
+        return self.parts is None or not any(part.users for part in self.leaving())
+
+    def leaving(self) -> list[Entry]:
+        """The ready parts of its block that leave when this one does, itself included.
+
+        A block is worth nothing without a part that it always needs, so with that go all. A part
+        that only some prefixes need (of a window, a state) goes with those of its own cache group.
+        """
+        if self.parts is None or self.link is None:
+            return [self]
+        all_leave, group = self.link.is_always_needed, self.link.group
+        return [
+            part
+            for part in self.parts
+            if part.is_ready and (all_leave or (part.link is not None and part.link.group == group))
+        ]
 
     def __repr__(self) -> str:
         return f"Entry({self.key.hex()[:12]}, {self.slot!r}, users {self.users})"
@@ -97,6 +119,8 @@ class Index:
         self._history_entries = history_entries
         # How many resident blocks name a parent that is not resident, by that parent.
         self._orphans: dict[tuple[bytes, bytes], int] = {}
+        # The parts of a block, by domain and link, where it has several.
+        self._parts: dict[tuple[bytes, bytes], list[Entry]] = {}
 
     def __len__(self) -> int:
         return sum(len(table) for table in self._tables.values())
@@ -109,6 +133,11 @@ class Index:
         """The entry of a key, ready or being written."""
         table = self._tables.get(domain)
         return None if table is None else table.get(key)
+
+    def find_ready(self, domain: bytes, key: bytes) -> Entry | None:
+        """The entry of a key that readers may see."""
+        entry = self.find(domain, key)
+        return entry if entry is not None and entry.is_ready else None
 
     def prefix(self, domain: bytes, keys: Sequence[bytes]) -> list[Entry]:
         """The entries of the longest run of `keys`, from the first one on, that are ready."""
@@ -141,11 +170,19 @@ class Index:
         table[entry.key] = entry
         entry.children = self._orphans.pop((entry.domain, entry.key), 0)
         self._count_child(entry, 1)
+        if entry.link is not None:
+            entry.parts = self._parts.setdefault((entry.domain, entry.link.block), [])
+            entry.parts.append(entry)
 
     def remove(self, entry: Entry, reason: Outcome | None) -> None:
         """Hide a block at once. `reason` goes into the history; None leaves no trace there."""
         table = self._tables[entry.domain]
         self._count_child(entry, -1)
+        if entry.parts is not None and entry.link is not None:
+            entry.parts.remove(entry)
+            if not entry.parts:
+                del self._parts[entry.domain, entry.link.block]
+            entry.parts = None
         del table[entry.key]
         if not table:
             del self._tables[entry.domain]

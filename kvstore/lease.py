@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvstore.deadlines import Deadlines
-from kvstore.messages import LeaseAnswer
+from kvstore.messages import Column, LeaseAnswer
+from kvstore.prefix import Prefix, find_prefix
 from kvstore.types import Outcome
 
 if TYPE_CHECKING:
@@ -15,11 +16,28 @@ if TYPE_CHECKING:
     from kvstore.messages import LeaseRequest
     from kvstore.metrics import Counters
     from kvstore.residency import Residency
+    from kvstore.types import Place
 
 #: However often it is renewed, no lease lasts longer than this after it was granted.
 LEASE_SECONDS_MAX = 3_600.0
 #: Of a tier, what may be leased at a time: the rest stays open to writers, whatever readers hold.
 LEASED_FRACTION = 0.5
+
+
+def places_of(prefix: Prefix, width: int) -> list[Place | None]:
+    """Where each part of each block lies: `width` elements a block, None where it is not needed."""
+    if prefix.positions is None:
+        return [entry.place for entry in prefix.entries]
+    places: list[Place | None] = [None] * (prefix.blocks * width)
+    for position, entry in zip(prefix.positions, prefix.entries, strict=True):
+        places[position] = entry.place
+    return places
+
+
+def _first(request: LeaseRequest, blocks: int) -> LeaseRequest:
+    """The same request, for its first blocks only."""
+    more = [Column(keys[:blocks], needed) for keys, needed in request.more]
+    return request._replace(keys=request.keys[:blocks], more=more)
 
 
 class Lease:
@@ -52,29 +70,30 @@ class Leases:
     def grant(
         self,
         request: LeaseRequest,
-        entries: list[Entry],
-        reason: Outcome | None,
+        prefix: Prefix,
         now: float,
         *,
         can_wait: bool,
     ) -> LeaseAnswer | None:
-        """Lease `entries`, the longest prefix of what was asked for, and count hit and miss.
+        """Lease the longest prefix of what was asked for, and count hit and miss.
 
         What would take the leased bytes over their cap is `busy`; None where `can_wait` and a
         release may make place for it.
         """
         counters, tier = self._counters, self._blocks.tier
-        fitting = self._fitting(entries)
-        if fitting < len(entries):
-            if can_wait and sum(entry.size_bytes for entry in entries) <= self.cap_bytes:
+        if not self._fits(prefix.entries):
+            all_bytes = sum(entry.size_bytes for entry in prefix.entries)
+            if can_wait and all_bytes <= self.cap_bytes:
                 return None
-            entries, reason = entries[:fitting], Outcome.BUSY
+            prefix = self._fitting(request, prefix)
         counters.add("lookup_tokens", request.tokens)
-        if reason is not None:
-            counters.add("misses", len(request.keys) - len(entries), reason)
-        if not entries:
-            return LeaseAnswer(0, [], now, {}, reason, self._blocks.slots.moves)
-        self._blocks.hit(entries)
+        if prefix.reason is not None:
+            counters.add("misses", len(request.keys) - prefix.blocks, prefix.reason)
+        moves = self._blocks.slots.moves
+        if not prefix.blocks:
+            return LeaseAnswer(0, 0, [], now, {}, prefix.reason, moves)
+        entries = prefix.entries
+        self._blocks.hit(prefix, request.tokens, len(request.keys))
         self._blocks.add_users(entries)
         for entry in entries:
             if not entry.leases:
@@ -84,9 +103,11 @@ class Leases:
         lease = Lease(self._last_id, entries, now, request.ttl_seconds)
         self._leases[lease.lease_id] = lease
         self.deadlines.add(lease.deadline, lease.lease_id)
-        places = [entry.place for entry in entries]
-        by_tier, moves = {tier: len(entries)}, self._blocks.slots.moves
-        return LeaseAnswer(lease.lease_id, places, lease.deadline, by_tier, reason, moves)
+        places = places_of(prefix, 1 + len(request.more))
+        blocks, by_tier = prefix.blocks, {tier: prefix.blocks}
+        return LeaseAnswer(
+            lease.lease_id, blocks, places, lease.deadline, by_tier, prefix.reason, moves
+        )
 
     def renew(self, lease_id: int, ttl_seconds: float, now: float) -> float | None:
         """Move a deadline on, never back, never past the maximum; None where it has ended."""
@@ -110,15 +131,31 @@ class Leases:
         for lease_id in self.deadlines.pop_due(now):
             self._end(self._leases.pop(lease_id), "expired")
 
-    def _fitting(self, entries: list[Entry]) -> int:
-        """How many of `entries` can be leased within the cap, from the first one on."""
+    def _fits(self, entries: list[Entry]) -> bool:
+        """Can these be leased within the cap?"""
         room_bytes = self.cap_bytes - self.leased_bytes
-        for position, entry in enumerate(entries):
+        for entry in entries:
             if not entry.leases:
                 room_bytes -= entry.size_bytes
-                if room_bytes < 0:
-                    return position
-        return len(entries)
+        return room_bytes >= 0
+
+    def _fitting(self, request: LeaseRequest, prefix: Prefix) -> Prefix:
+        """The longest prefix that can be leased within the cap, and that it is `busy` beyond.
+
+        A shorter one may need other blocks (a window's), so each length is a search of its own;
+        a bisection, since a prefix takes hardly more than a longer one.
+        """
+        low, high = 0, prefix.blocks  # of `low` blocks it fits, of `high` it does not
+        best = Prefix(0, [], None, Outcome.BUSY)
+        while high - low > 1:
+            middle = (low + high) // 2
+            shorter = find_prefix(self._blocks.index, _first(request, middle))
+            if self._fits(shorter.entries):
+                best = shorter._replace(reason=Outcome.BUSY)
+                low = middle
+            else:
+                high = middle
+        return best
 
     def _end(self, lease: Lease, reason: str) -> None:
         self._counters.add("ended_leases", 1, reason)

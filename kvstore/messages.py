@@ -15,14 +15,42 @@ if TYPE_CHECKING:
     from kvstore.types import Outcome, Place
 
 
+class PartLink(NamedTuple):
+    """What joins the parts of one block, where a block has several."""
+
+    block: bytes  # the same 32 bytes in all parts of the block
+    group: tuple[str | None, int]  # companion and cache group
+    is_always_needed: bool  # no prefix that contains the block can do without this part
+
+
 class BlockSpec(NamedTuple):
-    """What the core must know of a block that is to be written."""
+    """What the core must know of a block, or of one of its parts, that is to be written."""
 
     key: bytes
     parent_key: bytes | None  # None for the first block of a sequence
     length_bytes: int
     token_count: int
     is_partial: bool
+    link: PartLink | None = None  # None: the block has this part only
+
+
+class Column(NamedTuple):
+    """The keys of one part of consecutive blocks, and which of them a prefix needs.
+
+    A prefix of n blocks needs those from `first_needed[n]` on; None: all of them. `first_needed`
+    never decreases, and has one element more than `keys`.
+
+        block             0    1    2    3    4         a window of two blocks:
+        first_needed   0    0    0    1    2    3
+    """
+
+    keys: Sequence[bytes]
+    first_needed: Sequence[int] | None
+
+
+# Requests that look for a prefix say in `keys` and `first_needed` what a `Column` says, for the
+# first part or the only one, and in `more` the same for the other parts, in the layout's order.
+# All columns have as many keys.
 
 
 class MatchRequest(NamedTuple):
@@ -34,6 +62,8 @@ class MatchRequest(NamedTuple):
     domain: bytes
     keys: Sequence[bytes]
     wait_seconds: float
+    first_needed: Sequence[int] | None = None
+    more: Sequence[Column] = ()
 
 
 class MatchAnswer(NamedTuple):
@@ -52,16 +82,19 @@ class LeaseRequest(NamedTuple):
     tokens: int  # of all keys, for the counters
     ttl_seconds: float
     wait_seconds: float
+    first_needed: Sequence[int] | None = None
+    more: Sequence[Column] = ()
 
 
 class LeaseAnswer(NamedTuple):
     """A lease on `places`, until `deadline` on the core's clock. `lease_id` 0: nothing held.
 
-    `moves` as in `ReadAnswer`.
+    `blocks`, `places` and `moves` as in `ReadAnswer`.
     """
 
     lease_id: int
-    places: list[Place]
+    blocks: int
+    places: list[Place | None]
     deadline: float
     by_tier: dict[str, int]
     reason: Outcome | None
@@ -79,15 +112,20 @@ class ReadRequest(NamedTuple):
     keys: Sequence[bytes]
     tokens: int  # of all keys, for the counters
     wait_seconds: float
+    first_needed: Sequence[int] | None = None
+    more: Sequence[Column] = ()
 
 
 class ReadAnswer(NamedTuple):
-    """The places of the longest prefix that is readable, and why it ends there.
+    """The longest prefix that is readable: its length, its places, and why it ends there.
 
-    `moves` is how often slots had changed hands then: where it still is, all generations are.
+    `places` has one element for each part of each block, all parts of a block together; None
+    where a prefix of this length does not need the part. `moves` is how often slots had changed
+    hands then: where it still is, all generations are.
     """
 
-    places: list[Place]
+    blocks: int
+    places: list[Place | None]
     reason: Outcome | None
     moves: int
 
@@ -131,22 +169,26 @@ class ReleaseAnswer(NamedTuple):
 class ReserveRequest(NamedTuple):
     """Make room for the blocks from position `start` on.
 
-    `blocks[:start]` are there so that writing the tail of a prefix does not evict its beginning.
-    The blocks are gone `expire_seconds` after their commit, if that is given.
+    `blocks` has `width` elements for each block, one a part, all parts of a block together; None
+    for a part that is not to be written, or of no interest. The blocks before `start` are there so
+    that writing the tail of a prefix does not evict its beginning. The blocks are gone
+    `expire_seconds` after their commit, if that is given.
     """
 
     domain: bytes
-    blocks: Sequence[BlockSpec]
+    blocks: Sequence[BlockSpec | None]
     start: int
     ttl_seconds: float
     wait_seconds: float
     expire_seconds: float | None
+    width: int = 1
 
 
 class ReserveAnswer(NamedTuple):
-    """One outcome a block from `start` on; a place where it is `granted`, else None.
+    """One outcome a block from `start` on: `granted` where any part of it is to be written.
 
-    `checksums` has what is known of blocks that are `present`, else None.
+    `places` and `checksums` have one element for each part, as the request has: a place where it
+    is to be written, and what is known of the contents of one that is there.
     """
 
     reservation_id: int
@@ -209,10 +251,11 @@ class PinRequest(NamedTuple):
     keys: Sequence[bytes]
     kind: PinKind
     ttl_seconds: float | None  # None: until unpinned, for hard pins only
+    width: int = 1  # keys of one block, one for each part, which are pinned all or none
 
 
 class PinAnswer(NamedTuple):
-    """`ok` for each block that is pinned, else why not: a reason, or `quota`."""
+    """`ok` for each key that is pinned, else why not: a reason, or `quota`."""
 
     outcomes: list[Outcome]
 

@@ -11,7 +11,7 @@ from kvstore.slots import slot_size_bytes
 from kvstore.types import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from kvstore.index import Entry
     from kvstore.messages import BlockSpec, ReserveRequest
@@ -28,14 +28,15 @@ class ReservationState(StrEnum):
 
 
 class Reservation:
-    """What one writer was granted, position by position.
+    """What one writer was granted, block by block; `width` parts a block.
 
-        position   0        1        2        3        4
+        block      0        1        2        3        4
         outcome    present  granted  granted  pending  granted
-        entry      theirs   ours     ours     None     ours
+        entries    theirs   ours     ours     None     ours         two parts a block:
+                   theirs   ours     theirs   None     ours         one of block 2 was there
                    |<--- committed --->|
 
-    Positions before `committed` are visible and no longer the writer's.
+    Blocks before `committed` are visible and no longer the writer's.
     """
 
     __slots__ = (
@@ -43,10 +44,12 @@ class Reservation:
         "deadline",
         "entries",
         "expire_seconds",
+        "is_ours",
         "outcomes",
         "prefix",
         "reservation_id",
         "state",
+        "width",
     )
 
     def __init__(
@@ -54,34 +57,37 @@ class Reservation:
         reservation_id: int,
         prefix: list[Entry],
         deadline: float,
-        expire_seconds: float | None,
+        request: ReserveRequest,
     ) -> None:
         self.reservation_id = reservation_id
-        self.expire_seconds = expire_seconds  # the TTL of its blocks, from their commit on
-        self.prefix = prefix  # resident blocks before the first position
+        self.width = request.width
+        self.expire_seconds = request.expire_seconds  # the TTL of its blocks, from their commit on
+        self.prefix = prefix  # resident parts of the blocks before the first one
         self.entries: list[Entry | None] = []
+        self.is_ours: list[bool] = []  # of each entry
         self.outcomes: list[Outcome] = []
         self.committed = 0
         self.deadline = deadline
         self.state = ReservationState.OPEN
 
     def granted(self, start: int, end: int) -> list[Entry]:
-        """The writer's own entries of positions start..end."""
-        pairs = zip(self.entries[start:end], self.outcomes[start:end], strict=True)
-        return [e for e, outcome in pairs if e is not None and outcome is Outcome.GRANTED]
+        """The writer's own entries of blocks start..end."""
+        first, last = start * self.width, end * self.width
+        pairs = zip(self.entries[first:last], self.is_ours[first:last], strict=True)
+        return [entry for entry, is_ours in pairs if is_ours and entry is not None]
 
     def uncommitted(self) -> list[Entry]:
         """The writer's own entries that never became visible."""
-        return self.granted(self.committed, len(self.entries))
+        return self.granted(self.committed, len(self.outcomes))
 
     def answer(self) -> ReserveAnswer:
         """What the writer is told."""
-        pairs = list(zip(self.entries, self.outcomes, strict=True))
+        pairs = list(zip(self.entries, self.is_ours, strict=True))
         return ReserveAnswer(
             self.reservation_id,
             list(self.outcomes),
-            [e.place if e and outcome is Outcome.GRANTED else None for e, outcome in pairs],
-            [e.checksum if e and outcome is Outcome.PRESENT else None for e, outcome in pairs],
+            [entry.place if entry and is_ours else None for entry, is_ours in pairs],
+            [entry.checksum if entry and not is_ours else None for entry, is_ours in pairs],
             self.deadline,
         )
 
@@ -104,18 +110,22 @@ class Reservations:
         self, request: ReserveRequest, now: float, *, can_wait: bool
     ) -> ReserveAnswer | None:
         """Grant what is missing and fits; None where `can_wait` and waiting may bring more."""
-        blocks, domain, start = self._blocks, request.domain, request.start
-        prefix_keys = [spec.key for spec in request.blocks[:start]]
-        prefix = [e for key in prefix_keys if (e := blocks.find_ready(domain, key)) is not None]
+        blocks, domain, width = self._blocks, request.domain, request.width
+        start = request.start * width
+        prefix = [
+            entry
+            for spec in request.blocks[:start]
+            if spec and (entry := blocks.index.find_ready(domain, spec.key)) is not None
+        ]
         batch = request.blocks[start:]
         if not batch:
             return ReserveAnswer(0, [], [], [], now)
-        found = [blocks.index.find(domain, spec.key) for spec in batch]
-        present = [e for e in found if e is not None and e.is_ready]
+        found = [spec and blocks.index.find(domain, spec.key) for spec in batch]
+        present = [entry for entry in found if entry is not None and entry.is_ready]
         missing_bytes = sum(
             slot_size_bytes(spec.length_bytes)
             for spec, entry in zip(batch, found, strict=True)
-            if entry is None
+            if spec is not None and entry is None
         )
         # Making room for the tail of a prefix must not evict its beginning.
         protected = prefix + present
@@ -125,10 +135,9 @@ class Reservations:
             blocks.drop_users(protected)
             return None
         self._last_id += 1
-        deadline = now + request.ttl_seconds
-        reservation = Reservation(self._last_id, prefix, deadline, request.expire_seconds)
-        for spec in batch:
-            self._reserve_one(domain, spec, reservation)
+        reservation = Reservation(self._last_id, prefix, now + request.ttl_seconds, request)
+        for first in range(0, len(batch), width):
+            self._reserve_block(domain, batch[first : first + width], reservation)
         blocks.drop_users(protected)
         if can_wait and Outcome.FULL in reservation.outcomes:
             # Enough bytes, but what is protected lies between them: wait with empty hands.
@@ -136,7 +145,7 @@ class Reservations:
                 blocks.withdraw(entry, is_held=False)
             return None
         for outcome in reservation.outcomes:
-            if outcome.is_miss:
+            if outcome.is_miss and outcome is not Outcome.ABSENT:
                 self._counters.add("refused_blocks", 1, outcome)
         self._reservations[reservation.reservation_id] = reservation
         self.deadlines.add(reservation.deadline, reservation.reservation_id)
@@ -154,7 +163,7 @@ class Reservations:
         if reservation.state is ReservationState.EXPIRED:
             self._end(reservation, "expired")
             return None
-        count = max(reservation.committed, min(count, len(reservation.entries)))
+        count = max(reservation.committed, min(count, len(reservation.outcomes)))
         published = reservation.granted(reservation.committed, count)
         for entry in published:
             self._blocks.publish(entry)
@@ -164,9 +173,9 @@ class Reservations:
         self._counters.add("stored_blocks", len(published), self._blocks.tier)
         self._counters.add("stored_bytes", stored_bytes, self._blocks.tier)
         reservation.committed = count
-        visible = [e for e in reservation.entries[:count] if e is not None]
+        visible = [e for e in reservation.entries[: count * reservation.width] if e is not None]
         self._blocks.touch(reservation.prefix + visible)
-        if count == len(reservation.entries):
+        if count == len(reservation.outcomes):
             self._end(reservation, "committed")
         return published
 
@@ -190,18 +199,46 @@ class Reservations:
             for entry in reservation.uncommitted():
                 self._blocks.withdraw(entry, is_held=True)
 
-    def _reserve_one(self, domain: bytes, spec: BlockSpec, reservation: Reservation) -> None:
-        entry = self._blocks.index.find(domain, spec.key)
-        outcome = Outcome.PRESENT
-        if entry is None:
+    def _reserve_block(
+        self, domain: bytes, specs: Sequence[BlockSpec | None], reservation: Reservation
+    ) -> None:
+        """Grant the parts of one block that are missing: all of them, or none."""
+        index = self._blocks.index
+        entries = [spec and index.find(domain, spec.key) for spec in specs]
+        missing = [i for i, spec in enumerate(specs) if spec is not None and entries[i] is None]
+        is_pending = any(entry is not None and not entry.is_ready for entry in entries)
+        outcome = Outcome.PRESENT if any(specs) else Outcome.ABSENT
+        if is_pending:
+            outcome = Outcome.PENDING
+        elif missing:
+            outcome = Outcome.GRANTED
             # After the first block without room, later ones could not be reached anyway.
-            if Outcome.FULL not in reservation.outcomes:
-                entry = self._blocks.reserve(domain, spec)
-            outcome = Outcome.FULL if entry is None else Outcome.GRANTED
-        elif not entry.is_ready:
-            entry, outcome = None, Outcome.PENDING
-        reservation.entries.append(entry)
+            is_full = Outcome.FULL in reservation.outcomes
+            if is_full or not self._make(domain, specs, entries, missing):
+                outcome = Outcome.FULL
+        is_granted = outcome is Outcome.GRANTED
+        is_known = is_granted or outcome is Outcome.PRESENT
+        reservation.entries += entries if is_known else [None] * len(specs)
+        reservation.is_ours += [is_granted and i in missing for i in range(len(specs))]
         reservation.outcomes.append(outcome)
+
+    def _make(
+        self,
+        domain: bytes,
+        specs: Sequence[BlockSpec | None],
+        entries: list[Entry | None],
+        missing: Sequence[int],
+    ) -> bool:
+        """Put new entries in the places of `missing`; False, and none made, without the room."""
+        for i in missing:
+            spec = specs[i]
+            entries[i] = spec and self._blocks.reserve(domain, spec)
+            if entries[i] is None:
+                for entry in reversed([entries[j] for j in missing]):
+                    if entry is not None:
+                        self._blocks.withdraw(entry, is_held=False)
+                return False
+        return True
 
     def _end(self, reservation: Reservation, reason: str) -> None:
         del self._reservations[reservation.reservation_id]

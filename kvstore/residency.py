@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kvstore.messages import BlockSpec
     from kvstore.metrics import Counters
     from kvstore.policy import Policy
+    from kvstore.prefix import Prefix
 
 
 class Residency:
@@ -37,22 +38,6 @@ class Residency:
         #: Told of each ready entry that is about to leave.
         self.before_drop: Callable[[Entry], None] = _nothing
 
-    # -- finding -----------------------------------------------------------------------------
-
-    def find_prefix(
-        self, domain: bytes, keys: Sequence[bytes]
-    ) -> tuple[list[Entry], Outcome | None]:
-        """The longest prefix that is ready, and why the next block is not (None: all are)."""
-        entries = self.index.prefix(domain, keys)
-        if len(entries) == len(keys):
-            return entries, None
-        return entries, self.index.why_missing(domain, keys[len(entries)])
-
-    def find_ready(self, domain: bytes, key: bytes) -> Entry | None:
-        """The entry of a key that readers may see."""
-        entry = self.index.find(domain, key)
-        return entry if entry is not None and entry.is_ready else None
-
     # -- protection --------------------------------------------------------------------------
 
     def add_users(self, entries: Iterable[Entry]) -> None:
@@ -70,11 +55,16 @@ class Residency:
                 continue
             if entry.is_ready:
                 self.reclaimable_bytes += entry.size_bytes
-                if entry.queued_rank is None:
-                    self._policy.add(entry)
+                # With it, parts that could not leave because of this one.
+                self._add_evictable((entry,) if entry.parts is None else entry.parts)
             else:
                 self.condemned.remove(entry)
                 self.slots.free(entry.slot)
+
+    def _add_evictable(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            if entry.queued_rank is None and entry.is_evictable:
+                self._policy.add(entry)
 
     def rerank(self, entry: Entry) -> None:
         """The rank of an entry has changed by other means than its use."""
@@ -83,13 +73,15 @@ class Residency:
         if entry.is_ready:
             self._policy.add(entry)
 
-    def hit(self, entries: Sequence[Entry]) -> None:
-        """These blocks of one prefix, in prefix order, are read."""
-        tokens = 0
+    def hit(self, prefix: Prefix, tokens_of_all: int, blocks_of_all: int) -> None:
+        """The entries of a prefix are read: one of a request for so many tokens and blocks."""
+        entries, blocks = prefix.entries, prefix.blocks
         for entry in entries:
             entry.hits += 1
-            tokens += entry.token_count
-        self._counters.add("hit_blocks", len(entries), self.tier)
+        tokens = tokens_of_all
+        if blocks < blocks_of_all:  # then no partial block is among them
+            tokens = blocks * entries[0].token_count if entries else 0
+        self._counters.add("hit_blocks", blocks, self.tier)
         self._counters.add("hit_tokens", tokens, self.tier)
         self._policy.touch(entries)
 
@@ -135,7 +127,17 @@ class Residency:
             self.slots.free(entry.slot)
 
     def drop(self, entry: Entry, reason: Outcome | None) -> None:
-        """Hide a ready entry at once; free it now or after its last user. None: deleted."""
+        """Hide a ready entry, and the parts that leave with it, at once; None: deleted.
+
+        Each is freed now, or after its last user.
+        """
+        others = entry.parts
+        for part in entry.leaving():
+            self._drop_part(part, reason)
+        if others:
+            self._add_evictable(others)  # one that stayed because of a part in use that has left
+
+    def _drop_part(self, entry: Entry, reason: Outcome | None) -> None:
         self.before_drop(entry)
         entry.is_ready = False
         self._policy.remove(entry)
@@ -176,7 +178,8 @@ class Residency:
         if slot is not None or size > self.obtainable_bytes():
             return slot
         for victim in choose_victims(self.slots, self._policy, size):
-            self.drop(victim, Outcome.EVICTED)
+            if victim.is_ready:  # else it left with another part of its block
+                self.drop(victim, Outcome.EVICTED)
         return self.slots.grant(length_bytes)
 
 

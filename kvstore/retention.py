@@ -15,6 +15,8 @@ from kvstore.messages import PinKind
 from kvstore.types import Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvstore.index import Entry
     from kvstore.messages import PinRequest, UnpinRequest
     from kvstore.residency import Residency
@@ -43,22 +45,28 @@ class Retention:
 
     def pin(self, request: PinRequest, now: float) -> list[Outcome]:
         """Pin what is there; one outcome a key. Pinning again never shortens a pin."""
-        outcomes = []
-        for key in request.keys:
-            entry = self._blocks.find_ready(request.domain, key)
-            if entry is None:
-                outcomes.append(self._blocks.index.why_missing(request.domain, key))
-            elif request.kind is PinKind.HARD:
-                outcomes.append(self._pin_hard(entry, request.ttl_seconds, now))
+        outcomes: list[Outcome] = []
+        domain, ttl_seconds, width = request.domain, request.ttl_seconds, request.width
+        for first in range(0, len(request.keys), width):
+            keys = request.keys[first : first + width]
+            found = [self._blocks.index.find_ready(domain, key) for key in keys]
+            entries = [entry for entry in found if entry is not None]
+            outcome = Outcome.OK
+            if request.kind is PinKind.HARD:
+                outcome = self._pin_hard(domain, entries, ttl_seconds, now)
             else:
-                outcomes.append(self._pin_soft(entry, request.ttl_seconds, now))
+                self._pin_soft(entries, ttl_seconds, now)
+            outcomes += [
+                self._blocks.index.why_missing(domain, key) if entry is None else outcome
+                for key, entry in zip(keys, found, strict=True)
+            ]
         return outcomes
 
     def unpin(self, request: UnpinRequest) -> list[Outcome]:
         """End both kinds of pin."""
         outcomes = []
         for key in request.keys:
-            entry = self._blocks.find_ready(request.domain, key)
+            entry = self._blocks.index.find_ready(request.domain, key)
             is_pinned = entry is not None and (
                 entry.is_soft_pinned or entry.hard_pinned_until is not None
             )
@@ -81,26 +89,28 @@ class Retention:
                 self._unpin_hard(entry)
             self._watch(entry)
 
-    def _pin_soft(self, entry: Entry, ttl_seconds: float | None, now: float) -> Outcome:
+    def _pin_soft(self, entries: Sequence[Entry], ttl_seconds: float | None, now: float) -> None:
         until = now + min(PIN_SECONDS_MAX if ttl_seconds is None else ttl_seconds, PIN_SECONDS_MAX)
-        entry.soft_pinned_until = max(entry.soft_pinned_until, until)
-        entry.is_soft_pinned = True
-        self._watch(entry)
-        return Outcome.OK
-
-    def _pin_hard(self, entry: Entry, ttl_seconds: float | None, now: float) -> Outcome:
-        until = math.inf if ttl_seconds is None else now + min(ttl_seconds, PIN_SECONDS_MAX)
-        if entry.hard_pinned_until is not None:
-            entry.hard_pinned_until = max(entry.hard_pinned_until, until)
+        for entry in entries:
+            entry.soft_pinned_until = max(entry.soft_pinned_until, until)
+            entry.is_soft_pinned = True
             self._watch(entry)
-            return Outcome.OK
-        size = entry.size_bytes
-        if self.hard_pinned_bytes[entry.domain] + size > self.quota_bytes:
+
+    def _pin_hard(
+        self, domain: bytes, entries: Sequence[Entry], ttl_seconds: float | None, now: float
+    ) -> Outcome:
+        """Pin the parts of one block, all or, where the quota does not allow that, none."""
+        until = math.inf if ttl_seconds is None else now + min(ttl_seconds, PIN_SECONDS_MAX)
+        new = [entry for entry in entries if entry.hard_pinned_until is None]
+        size = sum(entry.size_bytes for entry in new)
+        if new and self.hard_pinned_bytes[domain] + size > self.quota_bytes:
             return Outcome.QUOTA
-        self.hard_pinned_bytes[entry.domain] += size
-        entry.hard_pinned_until = until
-        self._blocks.add_users((entry,))
-        self._watch(entry)
+        self.hard_pinned_bytes[domain] += size
+        self._blocks.add_users(new)
+        for entry in entries:
+            before = entry.hard_pinned_until
+            entry.hard_pinned_until = until if before is None else max(before, until)
+            self._watch(entry)
         return Outcome.OK
 
     def _unpin_soft(self, entry: Entry) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from kvstore.audit import audit
-from kvstore.lease import Leases
+from kvstore.lease import Leases, places_of
 from kvstore.messages import (
     AbortAnswer,
     AbortRequest,
@@ -52,6 +52,7 @@ from kvstore.messages import (
     UnpinRequest,
 )
 from kvstore.metrics import Counters
+from kvstore.prefix import find_prefix
 from kvstore.reservation import Reservations
 from kvstore.residency import Residency
 from kvstore.retention import Retention
@@ -64,9 +65,9 @@ if TYPE_CHECKING:
 
     from kvstore.audit import Audit
     from kvstore.clock import Clock
-    from kvstore.index import Entry
     from kvstore.messages import Transfer
     from kvstore.policy import Policy
+    from kvstore.prefix import Prefix
     from kvstore.slots import Slots
 
 
@@ -249,36 +250,35 @@ class Core:
     def _read(self, request_id: int, request: Request, now: float) -> None:
         """Like other requests that may wait, and by a shorter way where it need not."""
         request = cast("ReadRequest", request)
-        entries = self._blocks.index.prefix(request.domain, request.keys)
-        if len(entries) == len(request.keys):
-            self._answer(request_id, self._read_answer(request, entries, None))
+        prefix = find_prefix(self._blocks.index, request)
+        if prefix.reason is None:
+            self._answer(request_id, self._read_answer(request, prefix))
         else:
             self._begin_waitable(request_id, request, now)
 
-    def _read_answer(
-        self, request: ReadRequest, entries: list[Entry], reason: Outcome | None
-    ) -> ReadAnswer:
+    def _read_answer(self, request: ReadRequest, prefix: Prefix) -> ReadAnswer:
+        blocks, reason = prefix.blocks, prefix.reason
         self.counters.add("lookup_tokens", request.tokens)
         if reason is not None:
-            self.counters.add("misses", len(request.keys) - len(entries), reason)
-        self._blocks.hit(entries)
-        places = [entry.place for entry in entries]
-        return ReadAnswer(places, reason, self._blocks.slots.moves)
+            self.counters.add("misses", len(request.keys) - blocks, reason)
+        self._blocks.hit(prefix, request.tokens, len(request.keys))
+        places = places_of(prefix, 1 + len(request.more))
+        return ReadAnswer(blocks, places, reason, self._blocks.slots.moves)
 
     def _attempt(self, request: Request, now: float, *, is_final: bool) -> Answer | None:
         """The answer as things are; None where waiting may bring a better one."""
         if isinstance(request, ReserveRequest):
             return self._reservations.reserve(request, now, can_wait=not is_final)
         request = cast("MatchRequest | LeaseRequest | ReadRequest", request)
-        entries, reason = self._blocks.find_prefix(request.domain, request.keys)
-        if reason is Outcome.PENDING and not is_final:
+        prefix = find_prefix(self._blocks.index, request)
+        if prefix.reason is Outcome.PENDING and not is_final:
             return None
         if isinstance(request, LeaseRequest):
-            return self._leases.grant(request, entries, reason, now, can_wait=not is_final)
+            return self._leases.grant(request, prefix, now, can_wait=not is_final)
         if isinstance(request, ReadRequest):
-            return self._read_answer(request, entries, reason)
-        by_tier = {self._blocks.tier: len(entries)} if entries else {}
-        return MatchAnswer(len(entries), by_tier, reason)
+            return self._read_answer(request, prefix)
+        by_tier = {self._blocks.tier: prefix.blocks} if prefix.blocks else {}
+        return MatchAnswer(prefix.blocks, by_tier, prefix.reason)
 
     def _retry_waiting(self, now: float) -> None:
         # Most events change nothing that anybody waits for.
@@ -347,7 +347,7 @@ class Core:
         request = cast("DeleteRequest", request)
         outcomes = []
         for key in request.keys:
-            entry = self._blocks.find_ready(request.domain, key)
+            entry = self._blocks.index.find_ready(request.domain, key)
             if entry is not None:
                 self._blocks.drop(entry, None)
             outcomes.append(Outcome.ABSENT if entry is None else Outcome.OK)

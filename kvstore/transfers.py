@@ -57,7 +57,7 @@ class Transfers:
 
         One whose checksum was never made, because its writer was interrupted, gets it now.
         """
-        found = (self._blocks.find_ready(request.domain, key) for key in request.keys)
+        found = (self._blocks.index.find_ready(request.domain, key) for key in request.keys)
         entries = [e for e in found if e is not None]
         if entries:
             self._scrubs[request_id] = _Scrub(len(entries))

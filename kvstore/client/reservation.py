@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
+from kvstore.client.parts import by_block
 from kvstore.errors import InvalidRequest, KVStoreError, ReservationExpired
 from kvstore.messages import AbortRequest, CommitRequest
 from kvstore.types import Outcome
@@ -26,10 +27,11 @@ class Reservation:
 
     _is_done = True  # until there is something to give back
 
-    def __init__(self, link: Link, answer: ReserveAnswer) -> None:
+    def __init__(self, link: Link, answer: ReserveAnswer, width: int) -> None:
         self.outcomes = answer.outcomes
         self.deadline = answer.deadline  # on the store's clock
         self._link = link
+        self._width = width
         self._reservation_id = answer.reservation_id
         self._places = answer.places
         self._checksums = answer.checksums
@@ -53,19 +55,20 @@ class Reservation:
 
     @property
     def places(self) -> list[Place | None]:
-        """Where the granted blocks are to be written; None for the others."""
+        """Where each part of each block is to be written; None where there is nothing to write."""
         return self._places
 
     @property
     def checksums(self) -> list[int | None]:
-        """What the store knows of the contents of blocks that are `present`."""
+        """What the store knows of the contents of each part that is there."""
         return self._checksums
 
     @property
-    def views(self) -> list[memoryview | None]:
+    def views(self) -> list[Any]:
         """Writable memory of the pool for each block that is yet to commit, None for the others.
 
-        It is the store's. Write to it before the commit only; afterwards it is every reader's.
+        Where blocks have several parts here, a tuple of one memoryview, or None, a part. It is the
+        store's. Write to it before the commit only; afterwards it is every reader's.
         Raises ReservationExpired once all is committed or given back.
         """
         if self._is_done:
@@ -73,10 +76,12 @@ class Reservation:
         if not self._views:
             view = self._link.view
             self._views = [None if place is None else view(place) for place in self._places]
-        return [
-            None if array is None or position < self._committed else array.data
+        committed = self._committed * self._width
+        views = [
+            None if array is None or position < committed else array.data
             for position, array in enumerate(self._views)
         ]
+        return by_block(views, self._width)
 
     def commit(self, count: int | None = None, *, differing_puts: int = 0) -> None:
         """Make the first `count` blocks of the batch visible at once; all of them by default.

@@ -8,10 +8,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Self, cast
 
 from kvstore import codec
-from kvstore.buffers import batch_as_bytes
 from kvstore.client.durations import lasting_seconds
 from kvstore.client.durations import wait_seconds as checked_wait_seconds
 from kvstore.client.lease import Lease
+from kvstore.client.parts import BlockParts, pieces_of
 from kvstore.client.reservation import Reservation
 from kvstore.errors import (
     InvalidBuffer,
@@ -23,7 +23,6 @@ from kvstore.errors import (
     StoreClosed,
 )
 from kvstore.messages import (
-    BlockSpec,
     DeleteRequest,
     LeaseRequest,
     LostRequest,
@@ -34,12 +33,12 @@ from kvstore.messages import (
     ReserveRequest,
     UnpinRequest,
 )
-from kvstore.storage_keys import KeyMaker
 from kvstore.types import Found, Outcome
 
 if TYPE_CHECKING:
     from kvstore.buffers import Bytes
     from kvstore.client.link import Link
+    from kvstore.client.parts import Lookup
     from kvstore.keys import Namespace
     from kvstore.layout import Part
     from kvstore.messages import (
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
         ReserveAnswer,
         UnpinAnswer,
     )
-    from kvstore.types import BlockKey
+    from kvstore.types import BlockKey, Place
 
 LEASE_SECONDS = 30.0
 PUT_WAIT_SECONDS = 0.1
@@ -67,12 +66,17 @@ class Session:
     `keys` are always consecutive blocks of one sequence, as `Namespace.keys` makes them.
     """
 
-    def __init__(self, link: Link, domain: bytes, namespace: Namespace, part: Part) -> None:
+    def __init__(
+        self,
+        link: Link,
+        domain: bytes,
+        namespace: Namespace,
+        part: Part | Sequence[Part] | None = None,
+    ) -> None:
         self.namespace = namespace
         self._link = link
         self._domain = domain
-        self._keys_of = KeyMaker(namespace, part)
-        self._bytes_per_token = namespace.layout.bytes_per_token_of(part)
+        self._parts = BlockParts(namespace, part)
         self._open: weakref.WeakSet[Lease | Reservation] = weakref.WeakSet()
         self._is_closed = False
 
@@ -92,8 +96,9 @@ class Session:
         Holds nothing: a block found may be gone a moment later. With `wait_seconds`, waits for
         blocks that another writer is filling.
         """
-        storage_keys = self._storage_keys(keys)
-        request = MatchRequest(self._domain, storage_keys, checked_wait_seconds(wait_seconds))
+        found = self._lookup(keys)
+        wait = checked_wait_seconds(wait_seconds)
+        request = MatchRequest(self._domain, found.keys, wait, found.first_needed, found.more)
         answer = cast("MatchAnswer", self._link.call(request))
         tokens = _tokens(keys[: answer.blocks])
         return Found(answer.blocks, tokens, answer.by_tier, answer.reason)
@@ -109,16 +114,18 @@ class Session:
 
         `lease.blocks` counts it; with nothing held it is 0, never an error.
         """
-        storage_keys = self._storage_keys(keys)
+        found = self._lookup(keys)
         request = LeaseRequest(
             self._domain,
-            storage_keys,
+            found.keys,
             _tokens(keys),
             lasting_seconds("ttl_seconds", ttl_seconds),
             checked_wait_seconds(wait_seconds),
+            found.first_needed,
+            found.more,
         )
         answer = cast("LeaseAnswer", self._link.call(request))
-        lease = Lease(self._link, answer, len(keys))
+        lease = Lease(self._link, answer, keys, self._parts)
         self._open.add(lease)
         return lease
 
@@ -130,15 +137,17 @@ class Session:
         ttl_seconds: float = LEASE_SECONDS,
         wait_seconds: float = PUT_WAIT_SECONDS,
         expire_seconds: float | None = None,
+        wanted: Sequence[Sequence[bool]] | None = None,
     ) -> Reservation:
         """Make room for `keys[start:]`, to be filled in place and committed.
 
         Waits up to `wait_seconds` for room; then takes what fits, from the first block on. Give
         the whole prefix and `start`, so that room for its tail is not made at its own expense. The
         reservation ends after `ttl_seconds`, the blocks `expire_seconds` after their commit (None:
-        when they are evicted).
+        when they are evicted). Where blocks have several parts here, `wanted[i]` has a truth value
+        for each part of the i-th block of the batch: whether it is to be written (None: all are).
         """
-        reservation = self._reserve(keys, start, ttl_seconds, wait_seconds, expire_seconds)
+        reservation = self._reserve(keys, start, ttl_seconds, wait_seconds, expire_seconds, wanted)
         self._open.add(reservation)
         return reservation
 
@@ -149,29 +158,23 @@ class Session:
         ttl_seconds: float,
         wait_seconds: float,
         expire_seconds: float | None,
+        wanted: Sequence[Sequence[bool]] | None,
     ) -> Reservation:
         self._check_keys(keys)
         _check_start(start, keys)
-        storage_keys, parents = self._storage_keys(keys), self._keys_of.parents(keys)
-        blocks = [
-            BlockSpec(
-                storage_key,
-                parent,
-                self._bytes_per_token * key.token_count,
-                key.token_count,
-                key.is_partial,
-            )
-            for key, storage_key, parent in zip(keys, storage_keys, parents, strict=True)
-        ]
+        if wanted is not None:
+            self._parts.check_wanted(wanted, len(keys) - start)
+        width = self._parts.width
         request = ReserveRequest(
             self._domain,
-            blocks,
+            self._parts.specs(keys, start, wanted),
             start,
             lasting_seconds("ttl_seconds", ttl_seconds),
             checked_wait_seconds(wait_seconds),
             None if expire_seconds is None else lasting_seconds("expire_seconds", expire_seconds),
+            width,
         )
-        return Reservation(self._link, cast("ReserveAnswer", self._link.call(request)))
+        return Reservation(self._link, cast("ReserveAnswer", self._link.call(request)), width)
 
     def put(
         self,
@@ -184,42 +187,54 @@ class Session:
     ) -> list[Outcome]:
         """Store copies of `blocks`, the contents of `keys[start:]`; one outcome each.
 
-        They are gone `expire_seconds` after their commit, if that is given.
+        They are gone `expire_seconds` after their commit, if that is given. Where blocks have
+        several parts here, blocks[i] is a list of one buffer a part; None for one that is not to be
+        stored, such as the state of a block at which none was taken.
 
         `ok`, or `present` where the key was stored before: the first contents stay, and others are
         counted as `differing_puts`. A refused block (`full`, `pending`) is worth another try
         later. The buffers stay the caller's and are not used after the call.
         """
         sources = self._sources(keys, blocks, start)
+        wanted = None if self._parts.is_single else self._given(sources)
         # Not one of the session's own: closing it in another thread must not give memory back that
         # this thread is writing to.
-        with self._reserve(keys, start, LEASE_SECONDS, wait_seconds, expire_seconds) as reservation:
+        with self._reserve(
+            keys, start, LEASE_SECONDS, wait_seconds, expire_seconds, wanted
+        ) as reservation:
             outcomes = list(reservation.outcomes)
-            batch = []
-            differing = 0
-            for position, (source, place) in enumerate(
-                zip(sources, reservation.places, strict=True)
-            ):
-                known = reservation.checksums[position]
-                if place is not None:
-                    batch.append((position, (place, source)))
-                elif known is not None and known != codec.checksum(source):
-                    differing += 1
-            written = self._link.write([piece for _, piece in batch])
+            differing = {
+                position // self._parts.width
+                for position, (source, known) in enumerate(
+                    zip(sources, reservation.checksums, strict=True)
+                )
+                if source is not None and known is not None and known != codec.checksum(source)
+            }
+            pieces = pieces_of(reservation.places, sources, self._parts.width)
+            written = pieces.by_block(self._link.write(pieces.batch), len(outcomes))
+            granted = [i for i, outcome in enumerate(outcomes) if outcome is Outcome.GRANTED]
             # A prefix ends at the first block that could not be written.
             end = len(outcomes)
-            for (position, _), outcome in zip(batch, written, strict=True):
-                outcomes[position] = outcome
-                if outcome is not Outcome.OK:
+            for position in granted:
+                outcomes[position] = written[position]
+                if written[position] is not Outcome.OK:
                     end = min(end, position)
             try:
-                reservation.commit(end, differing_puts=differing)
+                reservation.commit(end, differing_puts=len(differing))
             except ReservationExpired:
                 end = 0
-            for position, _ in batch:
+            for position in granted:
                 if position >= end and outcomes[position] is Outcome.OK:
                     outcomes[position] = Outcome.EXPIRED
         return outcomes
+
+    def _given(self, sources: Sequence[object]) -> list[list[bool]]:
+        """Which parts of each block the caller has."""
+        width = self._parts.width
+        return [
+            [source is not None for source in sources[i : i + width]]
+            for i in range(0, len(sources), width)
+        ]
 
     def get_into(
         self, keys: Sequence[BlockKey], buffers: Sequence[object], *, wait_seconds: float = 0.0
@@ -228,25 +243,47 @@ class Session:
 
         The blocks of the longest prefix held are `ok`; from there on each outcome says why the
         prefix ended, and its buffer is as it was, or, where it is `expired`, undefined: the block
-        left while it was copied.
+        left while it was copied. Where blocks have several parts here, buffers[i] is a list of one
+        a part; None for one that is not wanted, and those that the prefix does not need are left
+        as they are.
         """
-        storage_keys = self._storage_keys(keys)
+        found = self._lookup(keys)
         if len(buffers) != len(keys):
             raise InvalidBuffer(f"{len(buffers)} buffers for {len(keys)} keys")
-        memories = batch_as_bytes(buffers, self._lengths(keys), is_writable=True, name="buffers")
+        memories = self._parts.memories(keys, buffers, is_writable=True, name="buffers")
         wait = checked_wait_seconds(wait_seconds)
-        request = ReadRequest(self._domain, storage_keys, _tokens(keys), wait)
+        request = ReadRequest(
+            self._domain, found.keys, _tokens(keys), wait, found.first_needed, found.more
+        )
         answer = cast("ReadAnswer", self._link.call(request))
-        places = answer.places
+        blocks = answer.blocks
         # Nothing is held meanwhile: a slot whose generation is the same after the last byte was
         # nobody else's before it.
-        outcomes = self._link.read(list(zip(places, memories, strict=False)))
-        right = self._link.first_stale(places, answer.moves)
-        lost = len(places) - right
+        if self._parts.is_single:
+            places = cast("list[Place]", answer.places)
+            outcomes = self._link.read(list(zip(places, memories, strict=False)))
+            right = self._link.first_stale(places, answer.moves)
+        else:
+            outcomes, right = self._read_parts(answer, memories)
+        lost = blocks - right
         if lost:
             outcomes[right:] = [Outcome.EXPIRED] * lost
             self._link.call_later(LostRequest(lost, Outcome.EXPIRED), ())
-        return outcomes + [cast("Outcome", answer.reason)] * (len(keys) - len(places))
+        return outcomes + [cast("Outcome", answer.reason)] * (len(keys) - blocks)
+
+    def _read_parts(
+        self, answer: ReadAnswer, memories: Sequence[Bytes | None]
+    ) -> tuple[list[Outcome], int]:
+        """Copy what was found; one outcome a block, and the first block that was lost meanwhile.
+
+        A window's lost block makes the whole prefix worthless, whatever its position.
+        """
+        pieces = pieces_of(answer.places, memories, self._parts.width)
+        outcomes = pieces.by_block(self._link.read(pieces.batch), answer.blocks)
+        places = [place for place, _ in pieces.batch]
+        stale = self._link.first_stale(places, answer.moves)
+        is_right = stale == len(places)
+        return outcomes, answer.blocks if is_right else 0
 
     def delete(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         """Hide blocks at once; `ok` each, or `absent`. Leases on them keep their bytes.
@@ -254,8 +291,12 @@ class Session:
         Blocks that follow a deleted one stay, out of reach until it is stored again.
         """
         self._check_keys(keys)
-        request = DeleteRequest(self._domain, self._keys_of.keys(keys, is_prefix=False))
-        return cast("DeleteAnswer", self._link.call(request)).outcomes
+        request = DeleteRequest(self._domain, self._parts.all_keys(keys))
+        of_parts = cast("DeleteAnswer", self._link.call(request)).outcomes
+        # The first part takes the others along, so it is the only one that is `ok`.
+        width = self._parts.width
+        blocks = [of_parts[i : i + width] for i in range(0, len(of_parts), width)]
+        return [Outcome.OK if Outcome.OK in block else block[0] for block in blocks]
 
     def pin(
         self,
@@ -276,17 +317,18 @@ class Session:
             raise InvalidRequest(f"kind is {kind!r}: allowed are 'soft' and 'hard'")
         request = PinRequest(
             self._domain,
-            self._keys_of.keys(keys, is_prefix=False),
+            self._parts.all_keys(keys),
             PinKind(kind),
             None if ttl_seconds is None else lasting_seconds("ttl_seconds", ttl_seconds),
+            self._parts.width,
         )
-        return cast("PinAnswer", self._link.call(request)).outcomes
+        return self._parts.outcomes(cast("PinAnswer", self._link.call(request)).outcomes)
 
     def unpin(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         """End all pins of blocks; `ok` each, or `absent` where there was none."""
         self._check_keys(keys)
-        request = UnpinRequest(self._domain, self._keys_of.keys(keys, is_prefix=False))
-        return cast("UnpinAnswer", self._link.call(request)).outcomes
+        request = UnpinRequest(self._domain, self._parts.all_keys(keys))
+        return self._parts.outcomes(cast("UnpinAnswer", self._link.call(request)).outcomes)
 
     def close(self) -> None:
         """Release the session's leases and abort its reservations.
@@ -312,9 +354,9 @@ class Session:
         if in_use is not None:
             raise in_use
 
-    def _storage_keys(self, keys: Sequence[BlockKey]) -> list[bytes]:
+    def _lookup(self, keys: Sequence[BlockKey]) -> Lookup:
         self._check_keys(keys)
-        return self._keys_of.keys(keys, is_prefix=True)
+        return self._parts.lookup(keys)
 
     def _check_keys(self, keys: Sequence[BlockKey]) -> None:
         self._check_open()
@@ -327,22 +369,13 @@ class Session:
 
     def _sources(
         self, keys: Sequence[BlockKey], blocks: Sequence[object], start: int
-    ) -> list[Bytes]:
+    ) -> list[Bytes | None]:
         self._check_keys(keys)
         _check_start(start, keys)
-        self._keys_of.keys(
-            keys, is_prefix=False
-        )  # that they are keys, before anything is asked of them
+        self._parts.all_keys(keys)  # that they are keys, before anything is asked of them
         if len(blocks) != len(keys) - start:
             raise InvalidBuffer(f"{len(blocks)} blocks for keys {start} to {len(keys)}")
-        return batch_as_bytes(blocks, self._lengths(keys[start:]), is_writable=False, name="blocks")
-
-    def _lengths(self, keys: Sequence[BlockKey]) -> list[int]:
-        """Bytes of each of these consecutive blocks, of which only the last one can be partial."""
-        if not keys:
-            return []
-        size = self._bytes_per_token
-        return [size * keys[0].token_count] * (len(keys) - 1) + [size * keys[-1].token_count]
+        return self._parts.memories(keys[start:], blocks, is_writable=False, name="blocks")
 
 
 def _check_start(start: int, keys: Sequence[BlockKey]) -> None:

@@ -203,7 +203,7 @@ class Client:
         answer = yield Call(request, self._patience())
         if answer is None or not answer.lease_id:
             return 0
-        lease = Lease(cast("Link", self), answer, len(specs))
+        lease = Lease(cast("Link", self), answer, [], cast("Any", None))
         found = yield Read(answer.places)
         if rng.random() < 0.2:  # and a second time, later
             yield Sleep(rng.uniform(0.0, ttl_seconds))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvstore import store
 from kvstore.client.lease import Lease
-from kvstore.index import Entry
+from kvstore.index import Entry, Index
 from kvstore.lease import Leases
 from kvstore.messages import TransferKind
+from kvstore.prefix import find_prefix
 from kvstore.reservation import Reservations
 from kvstore.residency import Residency
 from kvstore.retention import Retention
@@ -172,14 +174,12 @@ def reader_never_asks_whether_it_was_in_time(patch: pytest.MonkeyPatch) -> None:
 
 
 def domains_see_each_other(patch: pytest.MonkeyPatch) -> None:
-    find_prefix = Residency.find_prefix
+    def found(index: Index, request: Any) -> Any:
+        own = find_prefix(index, request)
+        other = DOMAINS[1] if request.domain == DOMAINS[0] else DOMAINS[0]
+        return own if own.blocks else find_prefix(index, request._replace(domain=other))
 
-    def found(self: Residency, domain: bytes, keys: Any) -> Any:
-        own = find_prefix(self, domain, keys)
-        other = DOMAINS[1] if domain == DOMAINS[0] else DOMAINS[0]
-        return own if own[0] else find_prefix(self, other, keys)
-
-    patch.setattr(Residency, "find_prefix", found)
+    patch.setattr(store, "find_prefix", found)
 
 
 def slot_is_leaked(patch: pytest.MonkeyPatch) -> None:
