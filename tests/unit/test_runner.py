@@ -168,7 +168,7 @@ def test_a_waiting_thread_hears_of_a_break_by_another(monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store._runner._core._blocks.index, "prefix", interrupted)
+    monkeypatch.setattr(store._runner._core._blocks.index, "find_ready", interrupted)
     with pytest.raises(KeyboardInterrupt):
         session.delete(session_keys)
     thread.join(20)
