@@ -183,6 +183,7 @@ def test_split_names_stages_then_groups_then_heads():
     [
         ({"head_groups": 0}, "head_groups=0"),
         ({"head_groups": 3}, "head_groups=3: its 4 heads do not split evenly"),
+        ({"layer_ranges": [3]}, r"layer_ranges\[0\]=3: expected \(first layer, end layer\)"),
         ({"layer_ranges": []}, "layer_ranges end at 0: the layout has 3 layers"),
         ({"layer_ranges": [(0, 2)]}, "layer_ranges end at 2"),
         ({"layer_ranges": [(0, 4)]}, "layer_ranges end at 4"),
