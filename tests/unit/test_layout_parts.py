@@ -255,6 +255,19 @@ def test_parts_of_a_split_are_as_large_as_the_block(data, token_count):
     assert further == layout.bytes_per_token
 
 
+@pytest.mark.parametrize(("granularity", "expected"), [("token_head", 3 * 8), ("block_head", 8)])
+def test_head_group_has_the_scales_of_its_heads(granularity, expected):
+    layer = KVLayer(
+        kv_heads=4,
+        head_dim=8,
+        dtype="int8",
+        scales=Scales(dtype="float16", granularity=granularity),
+    )
+    layout = Layout.of([layer] * 5)
+    sizes = [layout.part_bytes(part, 3) for part in layout.split(head_groups=2)]
+    assert sizes == [5 * (3 * 2 * 2 * 8 + expected)] * 2
+
+
 @pytest.mark.parametrize("count", [0, -1, True, 1.5])
 def test_part_of_a_block_without_tokens_has_no_size(count):
     layout = Layout.gqa(**GQA)
