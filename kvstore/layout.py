@@ -306,7 +306,7 @@ class Layout:
         element n is n where such a prefix needs nothing, and from that block on all up to block
         n - 1 are needed. What counts is what the token after the prefix sees, since those after it
         see no more of the past. None where every block is needed (full attention, opaque layers).
-        Raises InvalidLayout for a part that the layout has not.
+        Raises InvalidLayout for a cache group or companion that the layout has not.
         """
         return self._group_of(part).first_needed(block_ends, block_tokens)
 
