@@ -126,6 +126,9 @@ class Layout:
 
         `axis_order` is the default of their kinds.
         """
+        given: object = layers
+        if not isinstance(given, Sequence):
+            raise InvalidLayout(f"layers={shown(given)}: expected a sequence of layers")
         specs = tuple(layers)
         options.setdefault("axis_order", default_axis_order(specs))
         return cls(specs=specs, **options)
@@ -303,7 +306,7 @@ class Layout:
         element n is n where such a prefix needs nothing, and from that block on all up to block
         n - 1 are needed. What counts is what the token after the prefix sees, since those after it
         see no more of the past. None where every block is needed (full attention, opaque layers).
-        Raises InvalidLayout for a part that the layout has not.
+        Raises InvalidLayout for a cache group or companion that the layout has not.
         """
         return self._group_of(part).first_needed(block_ends, block_tokens)
 
@@ -373,17 +376,21 @@ class Layout:
 
 def _sorted_companions(companions: object) -> tuple[tuple[str, Layout], ...]:
     """The companions as pairs in order of name; for UTF-8 that is the order of the bytes too."""
-    pairs = list(companions.items()) if isinstance(companions, Mapping) else companions
-    if not isinstance(pairs, list | tuple):
+    pairs = tuple(companions.items()) if isinstance(companions, Mapping) else companions
+    if not isinstance(pairs, tuple) or not all(_is_pair(pair) for pair in pairs):
         raise InvalidLayout(f"companions={shown(pairs)}: expected a mapping from name to Layout")
     found: dict[str, Layout] = {}
     for name, layout in pairs:
         checked_text("name of a companion", name, InvalidLayout)
         if not isinstance(layout, Layout) or layout.companions:
             raise InvalidLayout(
-                f"companions[{name!r}]={shown(layout)}: expected a Layout without companions"
+                f"companions[{shown(name)}]={shown(layout)}: expected a Layout without companions"
             )
         if name in found:
             raise InvalidLayout(f"companions: {shown(name)} occurs twice")
         found[name] = layout
     return tuple(sorted(found.items()))
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2

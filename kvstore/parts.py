@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvstore.encoding import checked_integer, checked_text, encode_fields, u32
+from kvstore.encoding import checked_integer, checked_text, encode_fields, shown, u32
 from kvstore.errors import InvalidLayout
 from kvstore.layers import FULL, OPAQUE, SLIDING, KVLayer
 
@@ -174,8 +174,11 @@ def split_parts(
 
 def _check_layer_ranges(ranges: Sequence[tuple[int, int]], layers: int) -> None:
     end_before = 0
-    for position, (first, end) in enumerate(ranges):
+    for position, given in enumerate(ranges):
         name = f"layer_ranges[{position}]"
+        if not isinstance(given, tuple) or len(given) != 2:
+            raise InvalidLayout(f"{name}={shown(given)}: expected (first layer, end layer)")
+        first, end = given
         checked_integer(f"{name} first layer", first, InvalidLayout, at_least=0)
         checked_integer(f"{name} end layer", end, InvalidLayout, at_least=first + 1)
         if first != end_before:

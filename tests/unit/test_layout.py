@@ -17,6 +17,7 @@ from kvstore.layout import (
     LAYERS_MAX,
     KVLayer,
     Layout,
+    Scales,
 )
 from tests.drawn_layouts import dtypes, layouts
 
@@ -62,6 +63,49 @@ def test_layouts_have_one_encoding_exactly_where_they_are_equal(one, other):
     assert (one.encoding() == other.encoding()) == (one == other)
     assert (one.digest == other.digest) == (one == other)
     assert one.digest == hashlib.sha256(one.encoding()).digest()
+
+
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "kv_heads": st.integers(1, 2),
+    "head_dim": st.integers(1, 2),
+    "value_head_dim": st.none() | st.integers(1, 2),
+    "latent_dim": st.integers(1, 2),
+    "rope_dim": st.integers(1, 2),
+    "dtype": dtypes,
+    "attention": st.sampled_from(["full", "sliding", "chunked"]),
+    "window_tokens": st.none() | st.integers(2, 3),
+    "scales": st.none()
+    | st.builds(
+        Scales,
+        dtype=st.sampled_from(["float16", "bfloat16"]),
+        granularity=st.sampled_from(["token", "block"]),
+    ),
+    "state_bytes": st.sampled_from([4, 8]),
+    "bytes_per_token": st.integers(1, 2),
+    "bytes_per_block": st.integers(0, 2),
+    "axis_order": st.sampled_from(["layer token kv head dim", "layer dim token", "layer"]),
+    "quantisation": st.none() | st.just("a"),
+    "companions": st.just({}) | st.dictionaries(st.just("a"), layouts(have_companions=False)),
+    "backend": st.sampled_from(["a", "b"]),
+    "isa": st.none() | st.sampled_from(["a", "b"]),
+}
+
+
+@given(layouts(), st.data())
+def test_change_of_one_field_is_another_identity(layout, data):
+    """ID04: of any field of any layer, and of the layout."""
+    position = data.draw(st.integers(-1, layout.layers - 1))
+    changed = layout if position < 0 else layout.specs[position]
+    names = {field.name for field in dataclasses.fields(changed)} & set(FIELDS)
+    name = data.draw(st.sampled_from(sorted(names)))
+    try:
+        other = dataclasses.replace(changed, **{name: data.draw(FIELDS[name])})
+        if position >= 0:
+            specs = (*layout.specs[:position], other, *layout.specs[position + 1 :])
+            other = dataclasses.replace(layout, specs=specs)
+    except InvalidLayout:  # does not go with the other fields
+        return
+    assert (layout.encoding() == other.encoding()) == (layout == other)
 
 
 def test_layers_may_differ_in_shape_and_their_order_matters():

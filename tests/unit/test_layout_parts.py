@@ -183,6 +183,7 @@ def test_split_names_stages_then_groups_then_heads():
     [
         ({"head_groups": 0}, "head_groups=0"),
         ({"head_groups": 3}, "head_groups=3: its 4 heads do not split evenly"),
+        ({"layer_ranges": [3]}, r"layer_ranges\[0\]=3: expected \(first layer, end layer\)"),
         ({"layer_ranges": []}, "layer_ranges end at 0: the layout has 3 layers"),
         ({"layer_ranges": [(0, 2)]}, "layer_ranges end at 2"),
         ({"layer_ranges": [(0, 4)]}, "layer_ranges end at 4"),
@@ -252,6 +253,19 @@ def test_parts_of_a_split_are_as_large_as_the_block(data, token_count):
     assert sum(sizes) == layout.bytes_per_block(token_count)
     further = layout.bytes_per_block(token_count + 1) - layout.bytes_per_block(token_count)
     assert further == layout.bytes_per_token
+
+
+@pytest.mark.parametrize(("granularity", "expected"), [("token_head", 3 * 8), ("block_head", 8)])
+def test_head_group_has_the_scales_of_its_heads(granularity, expected):
+    layer = KVLayer(
+        kv_heads=4,
+        head_dim=8,
+        dtype="int8",
+        scales=Scales(dtype="float16", granularity=granularity),
+    )
+    layout = Layout.of([layer] * 5)
+    sizes = [layout.part_bytes(part, 3) for part in layout.split(head_groups=2)]
+    assert sizes == [5 * (3 * 2 * 2 * 8 + expected)] * 2
 
 
 @pytest.mark.parametrize("count", [0, -1, True, 1.5])
