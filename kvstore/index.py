@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from kvstore.types import Outcome, Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from kvstore.messages import BlockSpec
+    from kvstore.messages import BlockSpec, PartLink
     from kvstore.policy import Rank
     from kvstore.slots import Slot
 
@@ -20,69 +22,61 @@ if TYPE_CHECKING:
 HISTORY_ENTRIES = 65_536
 
 
-class Entry:
+class Entry(msgspec.Struct, eq=False, gc=False):
     """One block that is stored, or is being written.
 
     Where a block has several parts, each of them is an entry, and `link` and `parts` join them.
     `users` counts what protects it from eviction: leases on it, a hard pin, and our own I/O on its
     slot. `children` counts resident entries whose parent it is. Deadlines are of the core's clock.
+
+    The garbage collector does not know entries, of which there may be millions, nor anything that
+    they refer to; a full collection would look at each of them. So what refers to an entry must not
+    be referred to by it, save `parts`, which `Index` takes away in time.
     """
 
-    __slots__ = (
-        "checksum",
-        "children",
-        "domain",
-        "entry_id",
-        "expires_at",
-        "hard_pinned_until",
-        "hits",
-        "is_partial",
-        "is_ready",
-        "is_soft_pinned",
-        "key",
-        "leases",
-        "length_bytes",
-        "link",
-        "parent_key",
-        "parts",
-        "place",
-        "queued_rank",
-        "size_bytes",
-        "slot",
-        "soft_pinned_until",
-        "stamp",
-        "token_count",
-        "users",
-    )
+    domain: bytes
+    key: bytes
+    slot: Slot
+    place: Place
+    parent_key: bytes | None
+    link: PartLink | None
+    length_bytes: int
+    size_bytes: int  # of the slot; here once more, since each object in between is a cache miss
+    token_count: int
+    is_partial: bool
+    is_ready: bool = False
+    #: Of its block, itself included; None: the block has this part only.
+    parts: tuple[Entry, ...] | None = None
+    children: int = 0
+    users: int = 0
+    leases: int = 0
+    hits: int = 0
+    entry_id: int = 0
+    expires_at: float | None = None
+    soft_pinned_until: float = 0.0
+    is_soft_pinned: bool = False
+    hard_pinned_until: float | None = None  # infinity: until it is unpinned
+    checksum: int | None = None
+    # The policy's own: when it was last used, and where it stands in the queue.
+    stamp: float = 0.0
+    queued_rank: Rank | None = None
 
-    def __init__(self, domain: bytes, spec: BlockSpec, slot: Slot) -> None:
-        self.domain = domain
-        self.key = spec.key
-        self.token_count = spec.token_count
-        self.is_partial = spec.is_partial
-        self.length_bytes = spec.length_bytes
-        self.slot = slot
-        # What every read needs stands here once more: an entry is one cache miss, each object that
-        # it refers to another one.
-        self.is_ready = False
-        self.size_bytes = slot.size_bytes
-        self.place = Place(domain + spec.key, slot.offset_bytes, spec.length_bytes, slot.generation)
-        self.parent_key = spec.parent_key
-        self.link = spec.link
-        self.parts: list[Entry] | None = None  # of its block, itself included; None: the only one
-        self.children = 0
-        self.users = 0
-        self.leases = 0
-        self.hits = 0
-        self.entry_id = 0
-        self.expires_at: float | None = None
-        self.soft_pinned_until = 0.0
-        self.is_soft_pinned = False
-        self.hard_pinned_until: float | None = None  # infinity: until it is unpinned
-        self.checksum: int | None = None
-        # The policy's own: when it was last used, and where it stands in the queue.
-        self.stamp = 0.0
-        self.queued_rank: Rank | None = None
+    @classmethod
+    def of(cls, domain: bytes, spec: BlockSpec, slot: Slot) -> Entry:
+        """An entry that is being written, in a slot that was just granted."""
+        place = Place(domain + spec.key, slot.offset_bytes, spec.length_bytes, slot.generation)
+        return cls(
+            domain,
+            spec.key,
+            slot,
+            place,
+            spec.parent_key,
+            spec.link,
+            spec.length_bytes,
+            slot.size_bytes,
+            spec.token_count,
+            spec.is_partial,
+        )
 
     @property
     def is_evictable(self) -> bool:
@@ -115,12 +109,14 @@ class Index:
 
     def __init__(self, history_entries: int = HISTORY_ENTRIES) -> None:
         self._tables: dict[bytes, dict[bytes, Entry]] = {}
-        self._history: dict[tuple[bytes, bytes], Outcome] = {}
+        # Domain and key are joined where a table is not of one domain: a tuple would be an object
+        # more for the garbage collector to look at.
+        self._history: dict[bytes, Outcome] = {}
         self._history_entries = history_entries
         # How many resident blocks name a parent that is not resident, by that parent.
-        self._orphans: dict[tuple[bytes, bytes], int] = {}
+        self._orphans: dict[bytes, int] = {}
         # The parts of a block, by domain and link, where it has several.
-        self._parts: dict[tuple[bytes, bytes], list[Entry]] = {}
+        self._parts: dict[bytes, tuple[Entry, ...]] = {}
 
     def __len__(self) -> int:
         return sum(len(table) for table in self._tables.values())
@@ -156,7 +152,7 @@ class Index:
         """The reason why `key` is not ready: `pending`, what the history says, or `absent`."""
         if self.find(domain, key) is not None:
             return Outcome.PENDING
-        return self._history.get((domain, key), Outcome.ABSENT)
+        return self._history.get(domain + key, Outcome.ABSENT)
 
     def parent_of(self, entry: Entry) -> Entry | None:
         """The resident entry, if there is one, that `entry` follows."""
@@ -168,32 +164,44 @@ class Index:
         """Enter a block that is being written. No entry of its key may be resident."""
         table = self._tables.setdefault(entry.domain, {})
         table[entry.key] = entry
-        entry.children = self._orphans.pop((entry.domain, entry.key), 0)
+        entry.children = self._orphans.pop(entry.place.key, 0)
         self._count_child(entry, 1)
         if entry.link is not None:
-            entry.parts = self._parts.setdefault((entry.domain, entry.link.block), [])
-            entry.parts.append(entry)
+            name = entry.domain + entry.link.block
+            self._set_parts(name, (*self._parts.get(name, ()), entry))
 
     def remove(self, entry: Entry, reason: Outcome | None) -> None:
         """Hide a block at once. `reason` goes into the history; None leaves no trace there."""
         table = self._tables[entry.domain]
         self._count_child(entry, -1)
         if entry.parts is not None and entry.link is not None:
-            entry.parts.remove(entry)
-            if not entry.parts:
-                del self._parts[entry.domain, entry.link.block]
+            others = tuple(part for part in entry.parts if part is not entry)
+            self._set_parts(entry.domain + entry.link.block, others)
             entry.parts = None
         del table[entry.key]
         if not table:
             del self._tables[entry.domain]
         if entry.children:
-            self._orphans[entry.domain, entry.key] = entry.children
+            self._orphans[entry.place.key] = entry.children
         if reason is not None:
             self._remember(entry, reason)
 
+    def _set_parts(self, name: bytes, parts: tuple[Entry, ...]) -> None:
+        if parts:
+            self._parts[name] = parts
+        else:
+            del self._parts[name]
+        for part in parts:
+            part.parts = parts
+
+    def __del__(self) -> None:
+        for parts in self._parts.values():
+            for part in parts:
+                part.parts = None  # a circle that no collector would find
+
     def forget_history(self, entry: Entry) -> None:
         """Drop the memory of an earlier loss: the block is back."""
-        self._history.pop((entry.domain, entry.key), None)
+        self._history.pop(entry.place.key, None)
 
     def _count_child(self, entry: Entry, change: int) -> None:
         if entry.parent_key is None:
@@ -202,7 +210,7 @@ class Index:
         if parent is not None:
             parent.children += change
             return
-        name = (entry.domain, entry.parent_key)
+        name = entry.domain + entry.parent_key
         children = self._orphans.get(name, 0) + change
         if children:
             self._orphans[name] = children
@@ -211,7 +219,7 @@ class Index:
 
     def _remember(self, entry: Entry, reason: Outcome) -> None:
         history = self._history
-        history.pop((entry.domain, entry.key), None)
-        history[entry.domain, entry.key] = reason
+        history.pop(entry.place.key, None)
+        history[entry.place.key] = reason
         if len(history) > self._history_entries:
             del history[next(iter(history))]

@@ -9,13 +9,15 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvstore.types import Outcome, Place
 
 
-class PartLink(NamedTuple):
+class PartLink(msgspec.Struct, frozen=True, gc=False):
     """What joins the parts of one block, where a block has several."""
 
     block: bytes  # the same 32 bytes in all parts of the block

@@ -16,9 +16,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvstore.index import Entry
     from kvstore.policy import Policy, Rank
-    from kvstore.slots import Slots
+    from kvstore.slots import Slot, Slots
 
 #: How many blocks whose turn it is are tried as the middle of a run, if one does not make room.
 SEEDS = 8
@@ -32,8 +34,12 @@ class _Run(NamedTuple):
     cost: tuple[Rank, int]  # the rank of its most valuable block, then the bytes that leave
 
 
-def choose_victims(slots: Slots, policy: Policy, size_bytes: int) -> list[Entry]:
+def choose_victims(
+    slots: Slots, policy: Policy, size_bytes: int, entry_at: Callable[[Slot], Entry | None]
+) -> list[Entry]:
     """The blocks to evict so that `size_bytes` fit in one piece; [] where nothing helps.
+
+    `entry_at` says which block lies in a slot.
 
     Of several runs, the one whose highest rank is the lowest, and of those the smallest. No block
     leaves while one on a lower rung of the ladder could make the room. The caller drops what is
@@ -46,7 +52,7 @@ def choose_victims(slots: Slots, policy: Policy, size_bytes: int) -> list[Entry]
         if seed is None:
             break
         tried.append(seed)
-        run = _grow(slots, policy, seed, size_bytes)
+        run = _grow(slots, policy, seed, size_bytes, entry_at)
         if run is not None and (best is None or run.cost < best.cost):
             best = run
         if run is not None and len(run.entries) == 1:
@@ -58,7 +64,13 @@ def choose_victims(slots: Slots, policy: Policy, size_bytes: int) -> list[Entry]
     return victims
 
 
-def _grow(slots: Slots, policy: Policy, seed: Entry, size_bytes: int) -> _Run | None:
+def _grow(
+    slots: Slots,
+    policy: Policy,
+    seed: Entry,
+    size_bytes: int,
+    entry_at: Callable[[Slot], Entry | None],
+) -> _Run | None:
     """The run around `seed`, extended towards the older neighbour; None if it is fenced in."""
     entries = [seed]
     highest = policy.rank(seed)
@@ -69,9 +81,9 @@ def _grow(slots: Slots, policy: Policy, seed: Entry, size_bytes: int) -> _Run | 
     end += slots.free_after(end)
     while end - start < size_bytes:
         sides = [
-            (policy.rank(slot.entry), slot.entry)
+            (policy.rank(entry), entry)
             for slot in (slots.slot_before(start), slots.slot_after(end))
-            if slot is not None and slot.entry is not None and slot.entry.is_evictable
+            if slot is not None and (entry := entry_at(slot)) is not None and entry.is_evictable
         ]
         rank, older = min(sides, key=lambda side: side[0], default=(highest, None))
         if older is None or rank[0] > rung:

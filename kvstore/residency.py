@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kvstore.index import Entry, Index
 from kvstore.plan import choose_victims
 from kvstore.slots import Slot, Slots, SlotState, slot_size_bytes
-from kvstore.types import Outcome
+from kvstore.types import DOMAIN_BYTES, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -103,10 +103,10 @@ class Residency:
         slot = self._make_room(spec.length_bytes)
         if slot is None:
             return None
-        entry = Entry(domain, spec, slot)
+        entry = Entry.of(domain, spec, slot)
         self._last_entry_id += 1
         entry.entry_id = self._last_entry_id
-        slot.entry = entry
+        slot.key = entry.place.key
         self.index.insert(entry)
         return entry
 
@@ -172,12 +172,17 @@ class Residency:
         if parent is not None and not parent.children:
             self.rerank(parent)  # it has become a leaf
 
+    def _entry_at(self, slot: Slot) -> Entry | None:
+        """The block that lies in a slot; None where it is hidden."""
+        entry = self.index.find(slot.key[:DOMAIN_BYTES], slot.key[DOMAIN_BYTES:])
+        return entry if entry is not None and entry.slot is slot else None
+
     def _make_room(self, length_bytes: int) -> Slot | None:
         slot = self.slots.grant(length_bytes)
         size = slot_size_bytes(length_bytes)
         if slot is not None or size > self.obtainable_bytes():
             return slot
-        for victim in choose_victims(self.slots, self._policy, size):
+        for victim in choose_victims(self.slots, self._policy, size, self._entry_at):
             if victim.is_ready:  # else it left with another part of its block
                 self.drop(victim, Outcome.EVICTED)
         return self.slots.grant(length_bytes)

@@ -12,13 +12,11 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, insort
 from enum import StrEnum
-from typing import TYPE_CHECKING
+
+import msgspec
 
 from kvstore.errors import InvariantViolated
 from kvstore.types import SLOT_ALIGNMENT_BYTES
-
-if TYPE_CHECKING:
-    from kvstore.index import Entry
 
 
 class SlotState(StrEnum):
@@ -30,17 +28,14 @@ class SlotState(StrEnum):
     HELD = "held"  # its writer's time is up, but that writer may still touch it
 
 
-class Slot:
+class Slot(msgspec.Struct, eq=False, gc=False):
     """A granted extent: `size_bytes` from `offset_bytes`, both multiples of 4 KiB."""
 
-    __slots__ = ("entry", "generation", "offset_bytes", "size_bytes", "state")
-
-    def __init__(self, offset_bytes: int, size_bytes: int, generation: int) -> None:
-        self.offset_bytes = offset_bytes
-        self.size_bytes = size_bytes
-        self.generation = generation
-        self.state = SlotState.RESERVED
-        self.entry: Entry | None = None  # the block that lies here
+    offset_bytes: int
+    size_bytes: int
+    generation: int
+    state: SlotState = SlotState.RESERVED
+    key: bytes = b""  # (domain, key) of the block that lies here
 
     @property
     def end_bytes(self) -> int:

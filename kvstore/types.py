@@ -8,6 +8,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
+import msgspec
+
 DOMAIN_BYTES = 32
 KEY_BYTES = 32
 SLOT_ALIGNMENT_BYTES = 4096
@@ -69,7 +71,7 @@ class Found(NamedTuple):
     reason: Outcome | None  # why block `blocks` is missing; None where all keys were found
 
 
-class Place(NamedTuple):
+class Place(msgspec.Struct, frozen=True, gc=False):
     """Where the bytes of one stored part lie in a tier."""
 
     key: bytes  # (domain, key): what a tier that stores records verifies

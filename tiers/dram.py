@@ -104,7 +104,10 @@ class DramTier:
 
     def _views(self, batch: Sequence[Piece]) -> list[Bytes]:
         memory = self._open_memory()
-        return [memory[start : start + length] for (_, start, length, _), _ in batch]
+        return [
+            memory[place.offset_bytes : place.offset_bytes + place.length_bytes]
+            for place, _ in batch
+        ]
 
     def _populate(self, mapping: mmap.mmap, memory: Bytes, skip: int) -> None:
         """Have every page now, so that no put pays for a page fault."""

@@ -117,8 +117,8 @@ class EmbeddedRunner:
         if self._slots.moves == moves:
             return len(places)
         generations = self._slots.generations
-        for position, (_, offset_bytes, _, generation) in enumerate(places):
-            if generations[offset_bytes // SLOT_ALIGNMENT_BYTES] != generation:
+        for position, place in enumerate(places):
+            if generations[place.offset_bytes // SLOT_ALIGNMENT_BYTES] != place.generation:
                 return position
         return len(places)
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from kvstore.errors import TierError
 from kvstore.types import SLOT_ALIGNMENT_BYTES, Outcome, Place
@@ -347,7 +348,7 @@ class TierContract:
         place = Shelf().place(5_000)
         write(tier, [(place, payload(1, 5_000))])
         for length_bytes in (4_999, 5_001):
-            outcomes, _ = read(tier, [place._replace(length_bytes=length_bytes)])
+            outcomes, _ = read(tier, [structs.replace(place, length_bytes=length_bytes)])
             assert outcomes[0].is_miss
 
     def test_a_place_that_was_covered_by_a_larger_one_is_a_miss(self, tier: Tier) -> None:

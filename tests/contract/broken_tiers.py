@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from kvstore.errors import TierError
 from kvstore.testing.tier_contract import TierContract
@@ -166,7 +167,7 @@ class CachesWrites(Sound):
 class DeletesTheNeighbour(Sound):
     def delete(self, batch):
         for place in batch:
-            super().delete([place, place._replace(offset_bytes=place.offset_bytes + 8192)])
+            super().delete([place, structs.replace(place, offset_bytes=place.offset_bytes + 8192)])
         return [Outcome.OK] * len(batch)
 
 

@@ -100,7 +100,7 @@ class FileTier:
         key, length_bytes, generation, checksum = self._record(place)
         if not length_bytes:
             return Outcome.ABSENT
-        if (key, length_bytes, generation) != place[:1] + place[2:]:
+        if (key, length_bytes, generation) != (place.key, place.length_bytes, place.generation):
             return Outcome.ABSENT
         if os.preadv(self._fd, [memory.data], self.data_offset(place.offset_bytes)) != len(memory):
             return Outcome.CORRUPT

@@ -17,7 +17,7 @@ def filled(specs, index=None, domain=SINGLE_DOMAIN):
     for spec in specs:
         slot = slots.grant(spec.length_bytes)
         assert slot is not None
-        entries.append(Entry(domain, spec, slot))
+        entries.append(Entry.of(domain, spec, slot))
         entries[-1].is_ready = True
         index.insert(entries[-1])
     return index, entries

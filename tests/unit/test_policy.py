@@ -187,7 +187,7 @@ class TestParents:
 def an_entry(name, *, is_partial=False):
     """A ready entry that nobody uses."""
     spec = BlockSpec(key_of(name), None, 4096, 16, is_partial)
-    entry = Entry(SINGLE_DOMAIN, spec, Slot(0, 4096, 1))
+    entry = Entry.of(SINGLE_DOMAIN, spec, Slot(0, 4096, 1))
     entry.is_ready = True
     return entry
 

@@ -61,7 +61,7 @@ def test_it_is_the_longest_that_satisfies_every_part(case):
         columns.append(Column(keys, needed))
         for block, found in enumerate(state):
             if found != MISSING:
-                entry = Entry(
+                entry = Entry.of(
                     SINGLE_DOMAIN, BlockSpec(keys[block], None, 1, 16, False), Slot(0, 4096, 1)
                 )
                 entry.is_ready = found == READY
