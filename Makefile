@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.kvstore-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format bench clean
+.PHONY: help venv demo test lint format bench options clean
 
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## /  make \1 \t/' | expand -t 18
@@ -60,6 +60,9 @@ bench: venv  ## measure the DRAM path; the results go to benchmarks/results/
 	    > benchmarks/results/dram-$$size.json.part; done
 	@# Only now, so that no result makes the next one's tree differ from its commit.
 	@for part in benchmarks/results/*.part; do mv "$$part" "$${part%.part}"; done
+
+options: venv  ## rewrite what is made from the settings: config/kvstore.toml, a table in docs/
+	$(BIN)/python docs/options.py
 
 clean:  ## remove the environment, caches and build outputs
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

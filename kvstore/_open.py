@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 
 import msgspec
 
 from kvstore.client.session import Session
 from kvstore.clock import SystemClock
-from kvstore.config import Config, is_size, load
+from kvstore.config import Config, load
 from kvstore.errors import ConfigError, InvalidRequest
 from kvstore.keys import Namespace
 from kvstore.messages import ScrubAnswer, ScrubRequest
-from kvstore.policy import LruNPolicy, LruPolicy, LruRPolicy
+from kvstore.policy import POLICIES
 from kvstore.runners.embedded import EmbeddedRunner
 from kvstore.slots import Slots
-from kvstore.store import Core
+from kvstore.store import Core, Watermarks
 from kvstore.tiers.dram import DramTier
 from kvstore.types import SINGLE_DOMAIN
+from kvstore.units import is_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,13 +27,8 @@ if TYPE_CHECKING:
     from kvstore.audit import Audit
     from kvstore.clock import Clock
     from kvstore.layout import Part
-    from kvstore.policy import Policy
 
 _SCRUB_BLOCKS = 64  # so that no more than these are kept from eviction at a time
-
-_POLICIES: dict[str, type[Policy]] = {
-    policy.name: policy for policy in (LruPolicy, LruRPolicy, LruNPolicy)
-}
 
 
 class EmbeddedStore:
@@ -44,13 +39,15 @@ class EmbeddedStore:
     """
 
     def __init__(self, config: Config, clock: Clock) -> None:
-        policy = _POLICIES.get(config.store.policy)
-        if policy is None:
-            raise ConfigError(
-                f"store.policy is {config.store.policy!r}: allowed are {', '.join(_POLICIES)}"
-            )
+        settings = config.core_settings()
         tier = DramTier(config.dram_capacity_bytes())
-        core = Core(clock, Slots(tier.capacity_bytes), policy(), tier=tier.name)
+        core = Core(
+            clock,
+            Slots(tier.capacity_bytes),
+            POLICIES[settings.policy](),
+            tier=tier.name,
+            watermarks=Watermarks(settings.watermark_high, settings.watermark_low),
+        )
         self._runner = EmbeddedRunner(core, tier, clock)
 
     def __enter__(self) -> Self:
@@ -112,29 +109,25 @@ def open(
 ) -> EmbeddedStore:
     """Open a store in this process.
 
-    `config` is a TOML file or a `Config`; without one the defaults hold. `dram_capacity_bytes`, a
-    number or a size such as "8GiB", goes before what the config says. `clock` is for tests. Raises
-    ConfigError for a setting that is wrong or does not fit this machine.
+    `config` is a TOML file, or a `Config`, which holds as it is. With a file, and with nothing, the
+    variables `KVSTORE_CFG_TABLE__NAME` of the environment go before the file and the defaults; no
+    place is searched for a file. `dram_capacity_bytes`, a number, a size such as "8GiB" or a share
+    of the memory such as "10%", goes before all of them. `clock` is for tests. Raises ConfigError
+    for a setting that is wrong or does not fit this machine.
     """
     if isinstance(config, str) and is_size(config):
         raise ConfigError(
             f"{config!r} is a size, and the first argument is a configuration file: "
             f"write kvstore.open(dram_capacity_bytes={config!r})"
         )
-    if isinstance(config, (str, os.PathLike)):
-        config = load(Path(config))
-    elif config is None:
-        config = Config()
+    if config is None or isinstance(config, (str, os.PathLike)):
+        config = load(config)
     elif not isinstance(config, Config):
         raise ConfigError(
             f"config is of type {type(config).__name__}: give a path or a Config; "
             "a size goes to dram_capacity_bytes"
         )
     if dram_capacity_bytes is not None:
-        if isinstance(dram_capacity_bytes, bool) or not isinstance(dram_capacity_bytes, (int, str)):
-            raise ConfigError(
-                f"dram_capacity_bytes is {dram_capacity_bytes!r}: give bytes or a size like '8GiB'"
-            )
         dram = msgspec.structs.replace(config.dram, capacity_bytes=dram_capacity_bytes)
         config = msgspec.structs.replace(config, dram=dram)
     return EmbeddedStore(config, clock or SystemClock())

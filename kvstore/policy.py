@@ -179,3 +179,9 @@ class LruNPolicy(LruPolicy):
         for entry in entries:
             self._clock += 1.0
             entry.stamp = self._clock
+
+
+#: Every policy by its name: what `store.policy` may be.
+POLICIES: dict[str, type[Policy]] = {
+    policy.name: policy for policy in (LruPolicy, LruRPolicy, LruNPolicy)
+}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvstore.cli import terminal
 
@@ -16,21 +16,28 @@ if TYPE_CHECKING:
 
 USAGE = 2  # the exit code
 _SHOWN_CHARACTERS = 40
+_QUOTE = "'"
 
 
 class Parser(argparse.ArgumentParser):
     """Wraps its texts, and says what is wrong as every other error of ours is said."""
 
-    def __init__(self, prog: str, description: str) -> None:
+    def __init__(self, prog: str, description: str, **options: Any) -> None:  # noqa: ANN401
         super().__init__(
             prog=prog,
             description=description,
             formatter_class=_HelpFormatter,
             allow_abbrev=False,  # a script that abbreviates would break when we add an option
+            **options,  # of argparse's own, where it makes the parser of a part of a command
         )
 
     def error(self, message: str) -> NoReturn:
         """One line: what is wrong, and where the options are listed."""
+        message = re.sub(
+            r"invalid choice: (.*) \(choose from (.*)\)",
+            lambda found: f"is {found[1]}: there is {found[2].replace(_QUOTE, '')}",
+            message,
+        )
         found = re.fullmatch(r"argument (?:.*/)?([^:]+?): (.*)", message, re.DOTALL)
         if found:
             joint = " " if found[2].startswith("is ") else ": "

@@ -55,6 +55,7 @@ COMMANDS = {
         "run a small model cold, then warm: the same tokens, sooner, and why",
         extra="transformers",
     ),
+    "config": Command("kvstore.cli.config", "show which settings hold and why, or write a file"),
     "bench": Command("kvstore.cli.bench", "measure what a tier moves per second on this machine"),
     "version": Command("kvstore.cli.version", "show the version, and what it would run with here"),
 }
@@ -70,6 +71,7 @@ examples:
                               (half a minute to a minute on two cores)
   kvstore bench dram          what this machine moves per second (10 to 30 s)
   kvstore bench dram --json   the same, for a program to read
+  kvstore config show         every setting, its value, and where that comes from
   kvstore COMMAND --help      the options of one command
 
 """
@@ -115,7 +117,9 @@ def _run_guarded(words: list[str]) -> int:
         message = str(error) or type(error).__name__
         if message.startswith("--"):  # an option, which only the command itself could judge
             message = with_hint(message, f"kvstore {_command_first(words)[0]}")
-        return _complain(message, USAGE if is_usage else FAILED)
+        # A configuration has a line for each thing that is wrong with it.
+        lines = message.split("\n") if isinstance(error, ConfigError) else [message]
+        return [_complain(line, USAGE if is_usage else FAILED) for line in lines][-1]
 
 
 def _run(words: list[str]) -> int:

@@ -43,9 +43,12 @@ class Output:
         return getattr(self.stream, name)
 
     def write(self, text: str) -> int:
-        """Write, and note the error if there is one."""
+        """Write, and note the error if there is one. What the encoding lacks becomes an escape."""
         try:
             return self.stream.write(text)
+        except UnicodeEncodeError:
+            encoding = self.stream.encoding
+            return self.stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         except OSError as error:
             self.error = error
             raise

@@ -96,7 +96,7 @@ def test_misspelt_command_names_the_nearest(capsys, typed: str, meant: str):
 
 def test_a_word_like_no_command_lists_them(capsys):
     assert cli.main(["xyzzy"]) == 2
-    assert "there are demo, bench, version" in capsys.readouterr().err
+    assert "there are demo, config, bench, version" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["--bloks", "3"], ["--block", "3"], ["--blocks", "x"], ["more"]])
@@ -249,7 +249,9 @@ def test_version_names_what_is_absent(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
-@pytest.mark.parametrize("words", ["--help", "version", "version --json", "bench --help"])
+@pytest.mark.parametrize(
+    "words", ["--help", "version", "version --json", "bench --help", "config init"]
+)
 def test_a_full_disk_is_one_line(words: str, unbuffered: str):
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with Path("/dev/full").open("w") as full:

@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _size(option: str, text: str) -> int:
-    from kvstore.config import parse_bytes
+    from kvstore.units import parse_bytes
 
     try:
         return parse_bytes(text)

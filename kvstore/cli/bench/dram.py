@@ -22,6 +22,7 @@ import numpy as np
 import kvstore
 from kvstore.buffers import aligned_buffers
 from kvstore.cli.bench.payload import Payload
+from kvstore.config import Config, DramConfig
 from kvstore.types import SLOT_ALIGNMENT_BYTES, Outcome
 
 if TYPE_CHECKING:
@@ -92,8 +93,10 @@ def measure(parameters: Parameters) -> Outcomes:
     namespace = kvstore.Namespace(
         model="kvstore-bench", fingerprint="none", layout=layout, block_tokens=_BLOCK_TOKENS
     )
+    # A whole configuration, so that the environment's settings do not change what is measured.
+    config = Config(dram=DramConfig(capacity_bytes=parameters.pool_bytes))
     with (
-        kvstore.open(dram_capacity_bytes=parameters.pool_bytes) as store,
+        kvstore.open(config) as store,
         store.session(namespace) as session,
     ):
         bench = _Bench(parameters, store, session)

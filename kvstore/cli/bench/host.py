@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvstore.config import parse_bytes
+from kvstore.units import parse_bytes
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvstore.cli.bench import host
-from kvstore.config import available_memory_bytes
 from kvstore.errors import ConfigError, InvalidRequest
+from kvstore.memory_limits import available_memory_bytes
 from kvstore.types import SLOT_ALIGNMENT_BYTES
 
 #: A working set of this many L3 caches finds next to nothing of itself there when it comes round.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
-from kvstore.config import available_memory_bytes
 from kvstore.errors import ConfigError, InvalidRequest
+from kvstore.memory_limits import available_memory_bytes
 
 PROMPT_TOKENS = 2_048
 NEW_TOKENS = 16
