@@ -16,7 +16,7 @@ from kvstore.messages import ScrubAnswer, ScrubRequest
 from kvstore.policy import POLICIES
 from kvstore.runners.embedded import EmbeddedRunner
 from kvstore.slots import Slots
-from kvstore.store import Core, Watermarks
+from kvstore.store import Core
 from kvstore.tiers.dram import DramTier
 from kvstore.types import SINGLE_DOMAIN
 from kvstore.units import is_size
@@ -46,7 +46,7 @@ class EmbeddedStore:
             Slots(tier.capacity_bytes),
             POLICIES[settings.policy](),
             tier=tier.name,
-            watermarks=Watermarks(settings.watermark_high, settings.watermark_low),
+            settings=settings,
         )
         self._runner = EmbeddedRunner(core, tier, clock)
 

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from kvstore.policy import Rank
     from kvstore.slots import Slot
 
-#: How many keys that were dropped are remembered, with the reason.
-HISTORY_ENTRIES = 65_536
-
 
 class Entry(msgspec.Struct, eq=False, gc=False):
     """One block that is stored, or is being written.
@@ -107,7 +104,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
 class Index:
     """Entries by (domain, key), and a bounded history of why others are gone."""
 
-    def __init__(self, history_entries: int = HISTORY_ENTRIES) -> None:
+    def __init__(self, history_entries: int) -> None:
         self._tables: dict[bytes, dict[bytes, Entry]] = {}
         # Domain and key are joined where a table is not of one domain: a tuple would be an object
         # more for the garbage collector to look at.

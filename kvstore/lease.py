@@ -16,12 +16,8 @@ if TYPE_CHECKING:
     from kvstore.messages import LeaseRequest
     from kvstore.metrics import Counters
     from kvstore.residency import Residency
+    from kvstore.settings import CoreSettings
     from kvstore.types import Place
-
-#: However often it is renewed, no lease lasts longer than this after it was granted.
-LEASE_SECONDS_MAX = 3_600.0
-#: Of a tier, what may be leased at a time: the rest stays open to writers, whatever readers hold.
-LEASED_FRACTION = 0.5
 
 
 def places_of(prefix: Prefix, width: int) -> list[Place | None]:
@@ -45,24 +41,27 @@ class Lease:
 
     __slots__ = ("deadline", "entries", "latest_deadline", "lease_id")
 
-    def __init__(self, lease_id: int, entries: list[Entry], now: float, ttl_seconds: float) -> None:
+    def __init__(
+        self, lease_id: int, entries: list[Entry], deadline: float, latest_deadline: float
+    ) -> None:
         self.lease_id = lease_id
         self.entries = entries
-        self.latest_deadline = now + LEASE_SECONDS_MAX
-        self.deadline = min(now + ttl_seconds, self.latest_deadline)
+        self.latest_deadline = latest_deadline
+        self.deadline = min(deadline, latest_deadline)
 
 
 class Leases:
     """All leases of a core."""
 
-    def __init__(self, blocks: Residency, counters: Counters) -> None:
+    def __init__(self, blocks: Residency, counters: Counters, settings: CoreSettings) -> None:
         self._blocks = blocks
         self._counters = counters
         self._leases: dict[int, Lease] = {}
         self.deadlines = Deadlines(self._deadline_of)
         self._last_id = 0
         self.leased_bytes = 0  # slots of entries that are leased at least once
-        self.cap_bytes = int(blocks.slots.capacity_bytes * LEASED_FRACTION)
+        self.cap_bytes = int(blocks.slots.capacity_bytes * settings.leased_fraction)
+        self._lease_seconds_max = settings.lease_seconds_max
 
     def __iter__(self) -> Iterator[Lease]:
         return iter(self._leases.values())
@@ -100,7 +99,8 @@ class Leases:
                 self.leased_bytes += entry.size_bytes
             entry.leases += 1
         self._last_id += 1
-        lease = Lease(self._last_id, entries, now, request.ttl_seconds)
+        latest = now + self._lease_seconds_max
+        lease = Lease(self._last_id, entries, now + request.ttl_seconds, latest)
         self._leases[lease.lease_id] = lease
         self.deadlines.add(lease.deadline, lease.lease_id)
         places = places_of(prefix, 1 + len(request.more))

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 class Residency:
     """The blocks of one tier."""
 
-    def __init__(self, slots: Slots, policy: Policy, counters: Counters, tier: str) -> None:
+    def __init__(
+        self, slots: Slots, policy: Policy, counters: Counters, tier: str, history_entries: int
+    ) -> None:
         self.slots = slots
-        self.index = Index()
+        self.index = Index(history_entries)
         self.tier = tier
         self.condemned: set[Entry] = set()
         self.changes = 0  # how often a block became visible, or left

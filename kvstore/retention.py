@@ -20,18 +20,15 @@ if TYPE_CHECKING:
     from kvstore.index import Entry
     from kvstore.messages import PinRequest, UnpinRequest
     from kvstore.residency import Residency
-
-#: Of a tier, what the hard pins of one tenant may take up.
-HARD_PIN_FRACTION = 0.25
-#: No pin with a TTL lasts longer than this after it was set or renewed.
-PIN_SECONDS_MAX = 30 * 24 * 3_600.0
+    from kvstore.settings import CoreSettings
 
 
 class Retention:
     """The deadlines of a tier's blocks, and who has pinned how much."""
 
-    def __init__(self, blocks: Residency, hard_pin_fraction: float = HARD_PIN_FRACTION) -> None:
-        self.quota_bytes = int(blocks.slots.capacity_bytes * hard_pin_fraction)
+    def __init__(self, blocks: Residency, settings: CoreSettings) -> None:
+        self.quota_bytes = int(blocks.slots.capacity_bytes * settings.hard_pin_fraction)
+        self._pin_seconds_max = settings.pin_seconds_max
         self.hard_pinned_bytes: Counter[bytes] = Counter()  # by domain
         self._blocks = blocks
         self._watched: dict[int, Entry] = {}  # by entry id: whatever has a deadline
@@ -90,7 +87,8 @@ class Retention:
             self._watch(entry)
 
     def _pin_soft(self, entries: Sequence[Entry], ttl_seconds: float | None, now: float) -> None:
-        until = now + min(PIN_SECONDS_MAX if ttl_seconds is None else ttl_seconds, PIN_SECONDS_MAX)
+        longest = self._pin_seconds_max
+        until = now + (longest if ttl_seconds is None else min(ttl_seconds, longest))
         for entry in entries:
             entry.soft_pinned_until = max(entry.soft_pinned_until, until)
             entry.is_soft_pinned = True
@@ -100,7 +98,8 @@ class Retention:
         self, domain: bytes, entries: Sequence[Entry], ttl_seconds: float | None, now: float
     ) -> Outcome:
         """Pin the parts of one block, all or, where the quota does not allow that, none."""
-        until = math.inf if ttl_seconds is None else now + min(ttl_seconds, PIN_SECONDS_MAX)
+        longest = self._pin_seconds_max
+        until = math.inf if ttl_seconds is None else now + min(ttl_seconds, longest)
         new = [entry for entry in entries if entry.hard_pinned_until is None]
         size = sum(entry.size_bytes for entry in new)
         if new and self.hard_pinned_bytes[domain] + size > self.quota_bytes:

@@ -26,3 +26,6 @@ class CoreSettings(NamedTuple):
     pin_seconds_max: float = 30 * 24 * 3_600.0
     #: How many keys that were dropped are remembered, with the reason.
     history_entries: int = 65_536
+
+
+DEFAULT_SETTINGS = CoreSettings()

@@ -56,6 +56,7 @@ from kvstore.prefix import find_prefix
 from kvstore.reservation import Reservations
 from kvstore.residency import Residency
 from kvstore.retention import Retention
+from kvstore.settings import DEFAULT_SETTINGS
 from kvstore.slots import SlotState
 from kvstore.transfers import Transfers
 from kvstore.types import Outcome
@@ -68,18 +69,9 @@ if TYPE_CHECKING:
     from kvstore.messages import Transfer
     from kvstore.policy import Policy
     from kvstore.prefix import Prefix
+    from kvstore.settings import CoreSettings
     from kvstore.slots import Slots
 
-
-class Watermarks(NamedTuple):
-    """Fractions of a tier: when to begin to evict without being asked, and when to stop."""
-
-    high: float
-    low: float
-
-
-#: Room is made when somebody needs it, and not before.
-NO_WATERMARKS = Watermarks(1.0, 1.0)
 
 #: Evictions in one step; the next step is due at once if that was not enough.
 _TRIM_BLOCKS = 64
@@ -106,17 +98,16 @@ class Core:
         policy: Policy,
         *,
         tier: str = "dram",
-        watermarks: Watermarks = NO_WATERMARKS,
+        settings: CoreSettings = DEFAULT_SETTINGS,
     ) -> None:
         self.counters = Counters()
         self._clock = clock
-        self._blocks = Residency(slots, policy, self.counters, tier)
-        self._watermarks = watermarks
-        self._high_bytes = (
-            int(watermarks.high * slots.capacity_bytes) if watermarks.high < 1.0 else None
-        )
-        self._retention = Retention(self._blocks)
-        self._leases = Leases(self._blocks, self.counters)
+        self._blocks = Residency(slots, policy, self.counters, tier, settings.history_entries)
+        high, low = settings.watermark_high, settings.watermark_low
+        self._high_bytes = int(high * slots.capacity_bytes) if high < 1.0 else None
+        self._low_bytes = int(low * slots.capacity_bytes)
+        self._retention = Retention(self._blocks, settings)
+        self._leases = Leases(self._blocks, self.counters, settings)
         self._reservations = Reservations(self._blocks, self._retention, self.counters)
         self._holders = (self._leases, self._reservations, self._retention)
         self._transfers = Transfers(self._blocks)
@@ -227,8 +218,7 @@ class Core:
     def _trim(self, high_bytes: int) -> None:
         slots = self._blocks.slots
         if self._must_trim or slots.capacity_bytes - slots.free_bytes > high_bytes:
-            low_bytes = int(self._watermarks.low * slots.capacity_bytes)
-            self._must_trim = self._blocks.trim(low_bytes, _TRIM_BLOCKS)
+            self._must_trim = self._blocks.trim(self._low_bytes, _TRIM_BLOCKS)
 
     def _answer(self, request_id: int, answer: Answer) -> None:
         self._step.answers.append((request_id, answer))

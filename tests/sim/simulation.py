@@ -6,8 +6,9 @@ from random import Random
 from typing import NamedTuple
 
 from kvstore.policy import LruNPolicy, LruPolicy, LruRPolicy
+from kvstore.settings import CoreSettings
 from kvstore.slots import Slots
-from kvstore.store import NO_WATERMARKS, Core, Watermarks
+from kvstore.store import Core
 from kvstore.types import SLOT_ALIGNMENT_BYTES, Place
 from tests.sim.clients import Client
 from tests.sim.faulty_tier import Faults, FaultyTier, drawn_faults
@@ -77,15 +78,13 @@ def _make_runner(rng: Random, schedule: Schedule, *, recounts: bool) -> Simulati
     units = rng.choice([8, 16, 24, 48])
     faults = drawn_faults(rng, keeps_records=keeps_records)
     policy = rng.choice([LruPolicy, LruPolicy, LruRPolicy, LruNPolicy])()
-    watermarks = rng.choice([NO_WATERMARKS, Watermarks(0.9, 0.6)])
+    settings = rng.choice([CoreSettings(), CoreSettings(watermark_high=0.9, watermark_low=0.6)])
     capacity_bytes = units * SLOT_ALIGNMENT_BYTES
-    core = Core(schedule.clock, Slots(capacity_bytes), policy, watermarks=watermarks)
+    core = Core(schedule.clock, Slots(capacity_bytes), policy, settings=settings)
     tier = FaultyTier(
         capacity_bytes, Random(f"{rng.random()}"), faults, keeps_records=keeps_records
     )
-    schedule.note(
-        "setting", f"{units} units, {policy.name}, {watermarks}, {keeps_records} {faults}"
-    )
+    schedule.note("setting", f"{units} units, {policy.name}, {settings}, {keeps_records} {faults}")
     return SimulationRunner(core, tier, schedule, recounts=recounts)
 
 

@@ -11,7 +11,7 @@ OTHER_DOMAIN = b"\2" * 32
 
 
 def filled(specs, index=None, domain=SINGLE_DOMAIN):
-    index = Index() if index is None else index
+    index = Index(16) if index is None else index
     slots = Slots(4096 * 64)
     entries = []
     for spec in specs:

@@ -6,9 +6,9 @@ import pytest
 
 from kvstore.messages import PinKind, PinRequest, ReserveRequest, UnpinRequest
 from kvstore.policy import LruPolicy
-from kvstore.retention import PIN_SECONDS_MAX
+from kvstore.settings import CoreSettings
 from kvstore.slots import Slots
-from kvstore.store import Core, Watermarks
+from kvstore.store import Core
 from kvstore.types import SINGLE_DOMAIN, Outcome
 from tests.core_driver import UNIT_BYTES, Driver, chain, keys
 
@@ -122,7 +122,7 @@ class TestSoftPins:
         driver = Driver(2)
         driver.put(chain("a", 1))
         pin(driver, chain("a", 1), ttl_seconds=1e12)
-        assert driver.core.next_deadline() == driver.clock.now() + PIN_SECONDS_MAX
+        assert driver.core.next_deadline() == driver.clock.now() + CoreSettings().pin_seconds_max
 
     def test_large_blocks_do_not_take_it_with_them_while_others_can_go(self):
         driver = Driver(6)
@@ -263,7 +263,10 @@ class TestWatermarks:
     def make(self, units, high, low):
         driver = Driver(units)
         driver.core = Core(
-            driver.clock, Slots(units * UNIT_BYTES), LruPolicy(), watermarks=Watermarks(high, low)
+            driver.clock,
+            Slots(units * UNIT_BYTES),
+            LruPolicy(),
+            settings=CoreSettings(watermark_high=high, watermark_low=low),
         )
         driver.core._leases.cap_bytes = units * UNIT_BYTES
         return driver
@@ -294,7 +297,7 @@ class TestWatermarks:
     def test_a_long_way_down_goes_in_slices_that_are_due_at_once(self):
         driver = self.make(400, 1.0, 1.0)
         driver.put(chain("a", 380))
-        driver.core._watermarks = Watermarks(0.9, 0.1)
+        driver.core._low_bytes = int(0.1 * driver.core.slots.capacity_bytes)
         driver.core._high_bytes = 360 * UNIT_BYTES
         driver.tick()
         assert driver.usage("free") == 20 + 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.lease import LEASE_SECONDS_MAX
+from kvstore.settings import CoreSettings
 from kvstore.types import SINGLE_DOMAIN, Outcome
 from tests.core_driver import UNIT_BYTES, Driver, chain
 
@@ -172,7 +172,7 @@ class TestRenew:
             driver.tick(400)
             deadline = driver.renew(lease, 3_000)
             if deadline is not None:
-                assert deadline <= granted_at + LEASE_SECONDS_MAX
+                assert deadline <= granted_at + CoreSettings().lease_seconds_max
         assert driver.renew(lease, 3_000) is None
         assert driver.reserve(chain("b", 1)).outcomes == [GRANTED]
 

@@ -54,7 +54,7 @@ def _longest(rules: list[str], states: list[list[int]], at_least: int) -> int:
 def test_it_is_the_longest_that_satisfies_every_part(case):
     rules, states = case
     blocks = len(states[0])
-    index, columns = Index(), []
+    index, columns = Index(16), []
     for part, (rule, state) in enumerate(zip(rules, states, strict=True)):
         keys = [key_of(f"{part}-{block}") for block in range(blocks)]
         needed = None if rule == "all" else [RULES[rule](n) for n in range(blocks + 1)]

@@ -30,7 +30,8 @@ def test_it_yields_what_a_heap_yields(steps, run_items, runs):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stamp_queue, "RUN_ITEMS_MAX", run_items)
         patch.setattr(stamp_queue, "RUNS_MAX", runs)
-        queue, heap, unwanted = StampQueue(), [], set()
+        queue = StampQueue()
+        heap: list[tuple[float, int]] = []
         for number, (what, value) in enumerate(steps):
             if what == "push":
                 queue.push(float(value), number)
@@ -38,9 +39,9 @@ def test_it_yields_what_a_heap_yields(steps, run_items, runs):
             elif what == "pop":
                 assert_pop(queue, heap)
             else:
-                unwanted = {n for _, n in heap if n % value == 0}
-                swept = set()
-                queue.sweep(lambda _, n, gone=unwanted, swept=swept: keep(n, gone, swept))
+                unwanted = Unwanted(value)
+                queue.sweep(unwanted)
+                swept = unwanted.swept
                 heap = [item for item in heap if item[1] not in swept]
                 heapq.heapify(heap)
             assert len(queue) == len(heap)
@@ -49,10 +50,17 @@ def test_it_yields_what_a_heap_yields(steps, run_items, runs):
         assert queue.pop() is None
 
 
-def keep(number, gone, swept):
-    if number in gone:
-        swept.add(number)
-    return number not in gone
+class Unwanted:
+    """Says of multiples of `divisor` that they are of no use, and remembers which it was asked."""
+
+    def __init__(self, divisor: int) -> None:
+        self.divisor = divisor
+        self.swept: set[int] = set()
+
+    def __call__(self, _: float, number: int) -> bool:
+        if number % self.divisor == 0:
+            self.swept.add(number)
+        return number not in self.swept
 
 
 def assert_pop(queue, heap):
@@ -82,7 +90,7 @@ def test_it_stays_small_and_sorted_in_any_order(order):
     assert len(queue._firsts) <= stamp_queue.RUNS_MAX + count // 1000
     popped = [queue.pop() for _ in range(count)]
     assert [item[0] for item in popped if item] == sorted(stamps)
-    assert queue._growing == queue._ends == queue._firsts == []
+    assert [queue._growing, queue._ends, queue._firsts] == [[], [], []]
 
 
 def test_the_garbage_collector_does_not_see_its_items():
@@ -90,7 +98,8 @@ def test_the_garbage_collector_does_not_see_its_items():
     for number in range(100_000):
         queue.push(float(number), number)
     gc.collect()
-    reachable = gc.get_objects()
-    assert not any(type(item) is tuple and item and item[0] == 50_000.0 for item in reachable)
-    assert sum(isinstance(item, stamp_queue._Run) for item in reachable) < 100
-    del reachable
+    seen = gc.get_objects()
+    pairs = [item for item in seen if type(item) is tuple and len(item) == 2]
+    assert not any(type(stamp) is float and stamp == 50_000.0 for stamp, _ in pairs)
+    assert sum(type(item) is stamp_queue._Run for item in seen) < 100
+    del seen, pairs
