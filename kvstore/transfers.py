@@ -96,13 +96,14 @@ class Transfers:
     ) -> tuple[int, ScrubAnswer] | None:
         entry, scrub = running.entry, self._scrubs[running.request_id]
         scrub.left -= 1
-        if outcome is Outcome.OK:
-            scrub.checked += 1
-            if entry.checksum is None:
-                entry.checksum = checksum
-            elif checksum != entry.checksum and entry.is_ready:
-                scrub.corrupt.append(entry.key)
-                self._blocks.drop(entry, Outcome.CORRUPT)
+        is_read = outcome is Outcome.OK
+        scrub.checked += is_read or outcome is Outcome.CORRUPT
+        if is_read and entry.checksum is None:
+            entry.checksum = checksum
+        is_wrong = outcome is Outcome.CORRUPT or (is_read and checksum != entry.checksum)
+        if is_wrong and entry.is_ready:  # else it has left meanwhile
+            scrub.corrupt.append(entry.key)
+            self._blocks.drop(entry, Outcome.CORRUPT)
         self._blocks.drop_users((entry,))
         if scrub.left:
             return None

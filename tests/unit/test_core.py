@@ -206,6 +206,17 @@ class TestTransfers:
         assert driver.release(lease)
         assert driver.usage("free") == 1
 
+    def test_what_a_tier_finds_corrupt_is_dropped(self):
+        driver, blocks = Driver(2), chain("a", 2)
+        driver.put(blocks)
+        driver.holds_transfers = True
+        scrub_id = driver.begin_scrub(blocks)
+        driver.complete()
+        driver.complete(Outcome.CORRUPT, None)
+        assert driver.answers[scrub_id] == (2, keys(blocks)[1:])
+        found = driver.match(blocks)
+        assert (found.blocks, found.reason) == (1, Outcome.CORRUPT)
+
     def test_a_scrub_that_could_not_read_drops_nothing(self):
         driver, blocks = Driver(1), chain("a", 1)
         driver.put(blocks)
