@@ -14,7 +14,7 @@ from kvstore.config import Config, is_size, load
 from kvstore.errors import ConfigError, InvalidRequest
 from kvstore.keys import Namespace
 from kvstore.messages import ScrubAnswer, ScrubRequest
-from kvstore.policy import LruNPolicy, LruPolicy, LruRPolicy
+from kvstore.policy import POLICIES
 from kvstore.runners.embedded import EmbeddedRunner
 from kvstore.slots import Slots
 from kvstore.store import Core
@@ -25,13 +25,8 @@ if TYPE_CHECKING:
     from kvstore.audit import Audit
     from kvstore.clock import Clock
     from kvstore.layout import Part
-    from kvstore.policy import Policy
 
 _SCRUB_BLOCKS = 64  # so that no more than these are kept from eviction at a time
-
-_POLICIES: dict[str, type[Policy]] = {
-    policy.name: policy for policy in (LruPolicy, LruRPolicy, LruNPolicy)
-}
 
 
 class EmbeddedStore:
@@ -42,10 +37,10 @@ class EmbeddedStore:
     """
 
     def __init__(self, config: Config, clock: Clock) -> None:
-        policy = _POLICIES.get(config.store.policy)
+        policy = POLICIES.get(config.store.policy)
         if policy is None:
             raise ConfigError(
-                f"store.policy is {config.store.policy!r}: allowed are {', '.join(_POLICIES)}"
+                f"store.policy is {config.store.policy!r}: allowed are {', '.join(POLICIES)}"
             )
         tier = DramTier(config.dram_capacity_bytes())
         core = Core(clock, Slots(tier.capacity_bytes), policy(), tier=tier.name)

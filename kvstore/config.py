@@ -67,7 +67,7 @@ class DramConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the store does with its blocks."""
 
-    policy: Literal["lru", "lru-r", "lru-n"] = "lru"
+    policy: Literal["lru", "lru-r", "lru-n", "credit"] = "lru"
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -39,9 +39,11 @@ class Entry:
         "is_ready",
         "is_soft_pinned",
         "key",
+        "last_use",
         "leases",
         "length_bytes",
         "parent_key",
+        "past_hits",
         "place",
         "queued_rank",
         "size_bytes",
@@ -75,8 +77,11 @@ class Entry:
         self.is_soft_pinned = False
         self.hard_pinned_until: float | None = None  # infinity: until it is unpinned
         self.checksum: int | None = None
-        # The policy's own: when it was last used, and where it stands in the queue.
+        # The policy's own: when it was last used (0: not yet), how often it was hit before it was
+        # evicted the last time, and where it stands in the queue.
         self.stamp = 0.0
+        self.last_use = 0.0
+        self.past_hits = 0
         self.queued_rank: Rank | None = None
 
     @property

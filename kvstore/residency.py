@@ -138,7 +138,7 @@ class Residency:
         """Hide a ready entry at once; free it now or after its last user. None: deleted."""
         self.before_drop(entry)
         entry.is_ready = False
-        self._policy.remove(entry)
+        self._policy.remove(entry, is_evicted=reason is Outcome.EVICTED)
         self._unlink(entry, reason)
         label = "deleted" if reason is None else reason
         if not entry.hits:
