@@ -108,7 +108,7 @@ class TestShow:
             assert err.splitlines() == [
                 "kvstore: a.toml:1: there is no table [drum]; did you mean [dram]?",
                 "kvstore: a.toml:3: store.polcy is no setting; did you mean store.policy?",
-                'kvstore: KVSTORE_CFG_STORE__POLICY is "lur": give one of "lru", "lru-r", "lru-n"; '
+                'kvstore: KVSTORE_CFG_STORE__POLICY is "lur": give one of "lru", "lru-r", "lru-n", "credit"; '
                 'did you mean "lru"?',
             ]
 
