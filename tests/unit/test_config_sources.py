@@ -70,7 +70,8 @@ class TestWrongValues:
         [
             (
                 'policy = "LRU"',
-                'policy is "LRU": give one of "lru", "lru-r", "lru-n", "credit"; did you mean "lru"?',
+                'policy is "LRU": give one of "lru", "lru-r", "lru-n", "credit"; '
+                'did you mean "lru"?',
             ),
             ("policy = 3", 'policy is 3: give one of "lru", "lru-r", "lru-n", "credit"'),
             ("policy = true", 'policy is true: give one of "lru", "lru-r", "lru-n", "credit"'),
