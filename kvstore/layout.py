@@ -8,209 +8,130 @@ in tests/unit/golden_keys.json, and docs/keys.md says it in words.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TypedDict, Unpack
 
-from kvstore.encoding import (
-    checked_integer,
-    checked_text,
-    encode_fields,
-    optional_u32,
-    shown,
-    u32,
+from kvstore.axes import (
+    KV_AXIS_ORDER,
+    LATENT_AXIS_ORDER,
+    LAYER_AXIS_ORDER,
+    check_axis_order,
+    default_axis_order,
 )
+from kvstore.dtypes import DTYPE_BYTES, Scales, dtype_name
+from kvstore.encoding import checked_integer, checked_text, encode_fields, shown
 from kvstore.errors import InvalidLayout
+from kvstore.layers import (
+    KVLayer,
+    LatentLayer,
+    LayerSpec,
+    OpaqueLayer,
+    StateLayer,
+    check_backend,
+)
+from kvstore.parts import (
+    CacheGroup,
+    Part,
+    cache_groups,
+    group_of,
+    layers_of,
+    split_parts,
+)
+from kvstore.tensors import TensorSpec, place_tensors
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+# What a layout is made of, and what it gives, is imported from here.
+__all__ = [
+    "DTYPE_BYTES",
+    "KV_AXIS_ORDER",
+    "LATENT_AXIS_ORDER",
+    "LAYERS_MAX",
+    "LAYER_AXIS_ORDER",
+    "CacheGroup",
+    "KVLayer",
+    "LatentLayer",
+    "LayerSpec",
+    "Layout",
+    "LayoutOptions",
+    "OpaqueLayer",
+    "Part",
+    "Scales",
+    "StateLayer",
+    "TensorSpec",
+    "dtype_name",
+]
 
 LAYERS_MAX = 4_096
 
-#: Order of a stored part of attention keys and values: outermost axis first; contiguous.
-KV_AXIS_ORDER = "layer kv head token dim"
-#: Order of a stored part of latents, where `dim` is the latent followed by the rotary part.
-LATENT_AXIS_ORDER = "layer token dim"
-
-#: Bytes of one element, by torch's full name of its dtype. A name outside this table is refused.
-DTYPE_BYTES: Mapping[str, int] = MappingProxyType(
-    {
-        "float32": 4,
-        "float16": 2,
-        "bfloat16": 2,
-        "float8_e4m3fn": 1,
-        "float8_e5m2": 1,
-        "int8": 1,
-    }
-)
+_KINDS = (KVLayer, LatentLayer, StateLayer, OpaqueLayer)
 
 
-def dtype_name(dtype: object) -> str:
-    """The full name of a dtype, given as that name or as a torch dtype object.
+class LayoutOptions(TypedDict, total=False):
+    """What every way to build a layout takes beside its layers; `Layout` says what they mean."""
 
-    Raises InvalidLayout for a name outside `DTYPE_BYTES`. torch is not imported: its dtypes print
-    as "torch.<name>".
-    """
-    name = str(dtype).removeprefix("torch.")
-    if name not in DTYPE_BYTES:
-        raise InvalidLayout(f"dtype={shown(dtype)}: expected one of {', '.join(DTYPE_BYTES)}")
-    return name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KVLayer:
-    """One attention layer: a key and a value of `head_dim` elements per token and KV head."""
-
-    kv_heads: int
-    head_dim: int
-    dtype: str
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be a layer."""
-        checked_integer("kv_heads", self.kv_heads, InvalidLayout)
-        checked_integer("head_dim", self.head_dim, InvalidLayout)
-        object.__setattr__(self, "dtype", dtype_name(self.dtype))
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Keys and values of all heads: 2 * kv_heads * head_dim elements."""
-        return 2 * self.kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
-
-    def encoding(self) -> bytes:
-        """The layer's bytes in the layout's encoding."""
-        return _encode_layer("kv", self.dtype, kv_heads=self.kv_heads, head_dim=self.head_dim)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentLayer:
-    """One layer of multi-head latent attention: a latent and a rotary key, shared by all heads."""
-
-    latent_dim: int
-    rope_dim: int
-    dtype: str
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be a layer."""
-        checked_integer("latent_dim", self.latent_dim, InvalidLayout)
-        checked_integer("rope_dim", self.rope_dim, InvalidLayout)
-        object.__setattr__(self, "dtype", dtype_name(self.dtype))
-
-    @property
-    def bytes_per_token(self) -> int:
-        """One latent and one rotary key: latent_dim + rope_dim elements."""
-        return (self.latent_dim + self.rope_dim) * DTYPE_BYTES[self.dtype]
-
-    def encoding(self) -> bytes:
-        """The layer's bytes in the layout's encoding."""
-        return _encode_layer(
-            "latent", self.dtype, latent_dim=self.latent_dim, rope_dim=self.rope_dim
-        )
-
-
-def _encode_layer(
-    kind: str,
-    dtype: str,
-    *,
-    kv_heads: int | None = None,
-    head_dim: int | None = None,
-    latent_dim: int | None = None,
-    rope_dim: int | None = None,
-) -> bytes:
-    """Encode one layer. What no layer can have yet is absent, so that its place is taken."""
-    return encode_fields(
-        kind.encode(),
-        dtype.encode(),
-        optional_u32(kv_heads),
-        optional_u32(head_dim),
-        None,  # value head dim, where it is not the key's
-        optional_u32(latent_dim),
-        optional_u32(rope_dim),
-        None,  # attention rule, where a token does not see every earlier one
-        None,  # window in tokens, with such a rule
-        None,  # bytes of a recurrent state
-        None,  # scales stored in the block: their dtype and granularity
-        None,  # bytes of an opaque layer
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One stored value of a block: layers [first_layer, end_layer) of the model, head group g of G.
-
-    Head group g of G holds the KV heads [g * kv_heads / G, (g + 1) * kv_heads / G). A cache group
-    is a set of layers that need the same of a prefix; a companion is a cache beside the model's
-    own. Raises InvalidLayout for values that no layout could have; `Layout.check_part` says
-    whether one layout has it.
-    """
-
-    group: int = 0
-    companion: str | None = None
-    first_layer: int
-    end_layer: int
-    head_group: int = 0
-    head_groups: int = 1
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be a part of any layout."""
-        checked_integer("group", self.group, InvalidLayout, at_least=0)
-        if self.companion is not None:
-            checked_text("companion", self.companion, InvalidLayout)
-        checked_integer("first_layer", self.first_layer, InvalidLayout, at_least=0)
-        checked_integer("end_layer", self.end_layer, InvalidLayout, at_least=self.first_layer + 1)
-        checked_integer("head_groups", self.head_groups, InvalidLayout)
-        last_group = self.head_groups - 1
-        checked_integer(
-            "head_group", self.head_group, InvalidLayout, at_least=0, at_most=last_group
-        )
-
-    def encoding(self) -> bytes:
-        """The part's bytes in a storage key."""
-        return encode_fields(
-            u32(self.group),
-            None if self.companion is None else self.companion.encode("utf-8"),
-            u32(self.first_layer),
-            u32(self.end_layer),
-            u32(self.head_group),
-            u32(self.head_groups),
-        )
+    axis_order: str
+    quantisation: str | None
+    companions: Mapping[str, Layout] | tuple[tuple[str, Layout], ...]
+    backend: str | None
+    isa: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """The KV cache of a whole model: its layers, and the order in which a stored part has them.
 
-    Build one with `mha`, `gqa`, `mqa` or `mla`; from single layers where they differ in shape.
-    Layers are all of one kind. `quantisation` names a scheme whose scales are not stored in the
-    block. `axis_order` is the order of a part's axes, outermost first, separated by one space: the
-    default of the kind, or another order of the same axes.
+    Build one with `mha`, `gqa`, `mqa` or `mla`, or from single layers with `of`. They may differ in
+    kind, shape and dtype; but all are opaque, or none is.
+
+    - `axis_order`: the axes of a part, outermost first, separated by one space: those of
+      `KV_AXIS_ORDER`, if any layer has keys and values; else of `LATENT_AXIS_ORDER`, if any has a
+      latent; else `LAYER_AXIS_ORDER`. A layer has those of the axes that its kind has: a latent has
+      no kv and head, a state or an opaque layer only its place among the layers. Where `layer` is
+      not the outermost of a part's axes, all layers of the part must be alike; where `dim` is
+      outside `kv`, a key and a value must be of one dim.
+    - `quantisation`: names a scheme whose scales are not stored in the block.
+    - `companions`: name -> layout of a cache beside the model's own, such as a draft model's; its
+      blocks are of the same tokens. Kept as pairs in order of name. Has no companions itself.
+    - `backend`: who can read the bytes of opaque layers, with whatever they depend on; `isa` the
+      instruction set, where their packing depends on it. Only and always with opaque layers.
 
     A layout describes the model, not one rank's shard of it: the shard is a `Part`.
     Raises InvalidLayout, naming the field, its value and what is allowed.
     """
 
-    specs: tuple[KVLayer, ...] | tuple[LatentLayer, ...]
+    specs: tuple[LayerSpec, ...]
     axis_order: str
     quantisation: str | None = None
+    companions: Mapping[str, Layout] | tuple[tuple[str, Layout], ...] = ()
+    backend: str | None = None
+    isa: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be stored, or not told apart."""
         specs: object = self.specs
-        kinds = {type(spec) for spec in specs} if isinstance(specs, tuple) else set()
-        if kinds not in ({KVLayer}, {LatentLayer}):
-            raise InvalidLayout(
-                f"specs={shown(self.specs)}: expected a tuple of KVLayer or one of LatentLayer"
-            )
+        if not isinstance(specs, tuple) or not specs or not all(type(s) in _KINDS for s in specs):
+            expected = ", ".join(kind.__name__ for kind in _KINDS)
+            raise InvalidLayout(f"specs={shown(specs)}: expected a tuple of {expected}")
         checked_integer("layers", len(self.specs), InvalidLayout, at_most=LAYERS_MAX)
-        checked_text("axis_order", self.axis_order, InvalidLayout)
-        default = KV_AXIS_ORDER if kinds == {KVLayer} else LATENT_AXIS_ORDER
-        if sorted(self.axis_order.split(" ")) != sorted(default.split(" ")):
-            raise InvalidLayout(
-                f"axis_order={shown(self.axis_order)}: expected the axes of {default!r} in some "
-                "order, separated by one space"
-            )
         if self.quantisation is not None:
             checked_text("quantisation", self.quantisation, InvalidLayout)
+        check_backend(self.specs, self.backend, self.isa)
+        check_axis_order(self.axis_order, self.specs)
+        object.__setattr__(self, "companions", _sorted_companions(self.companions))
+
+    @classmethod
+    def of(cls, layers: Sequence[LayerSpec], **options: Unpack[LayoutOptions]) -> Layout:
+        """From single layers in the model's order, such as `[*[sliding] * 5, full] * 8`.
+
+        `axis_order` is the default of their kinds.
+        """
+        given: object = layers
+        if not isinstance(given, Sequence):
+            raise InvalidLayout(f"layers={shown(given)}: expected a sequence of layers")
+        specs = tuple(layers)
+        options.setdefault("axis_order", default_axis_order(specs))
+        return cls(specs=specs, **options)
 
     @classmethod
     def mha(
@@ -220,8 +141,8 @@ class Layout:
         heads: int,
         head_dim: int,
         dtype: object,
-        quantisation: str | None = None,
-        axis_order: str = KV_AXIS_ORDER,
+        scales: Scales | None = None,
+        **options: Unpack[LayoutOptions],
     ) -> Layout:
         """Multi-head attention: each head has its own keys and values. The same as GQA of them."""
         checked_integer("heads", heads, InvalidLayout)
@@ -230,8 +151,8 @@ class Layout:
             kv_heads=heads,
             head_dim=head_dim,
             dtype=dtype,
-            quantisation=quantisation,
-            axis_order=axis_order,
+            scales=scales,
+            **options,
         )
 
     @classmethod
@@ -242,16 +163,18 @@ class Layout:
         kv_heads: int,
         head_dim: int,
         dtype: object,
-        quantisation: str | None = None,
-        axis_order: str = KV_AXIS_ORDER,
+        scales: Scales | None = None,
+        **options: Unpack[LayoutOptions],
     ) -> Layout:
         """Grouped-query attention: `kv_heads` of the whole model, not of one tensor-parallel rank.
 
         2 * layers * kv_heads * head_dim elements per token.
         """
         checked_integer("layers", layers, InvalidLayout, at_most=LAYERS_MAX)
-        layer = KVLayer(kv_heads=kv_heads, head_dim=head_dim, dtype=dtype_name(dtype))
-        return cls(specs=(layer,) * layers, axis_order=axis_order, quantisation=quantisation)
+        layer = KVLayer(
+            kv_heads=kv_heads, head_dim=head_dim, dtype=dtype_name(dtype), scales=scales
+        )
+        return cls.of((layer,) * layers, **options)
 
     @classmethod
     def mqa(
@@ -260,17 +183,12 @@ class Layout:
         layers: int,
         head_dim: int,
         dtype: object,
-        quantisation: str | None = None,
-        axis_order: str = KV_AXIS_ORDER,
+        scales: Scales | None = None,
+        **options: Unpack[LayoutOptions],
     ) -> Layout:
         """Multi-query attention: one KV head for all. The same as GQA of one."""
         return cls.gqa(
-            layers=layers,
-            kv_heads=1,
-            head_dim=head_dim,
-            dtype=dtype,
-            quantisation=quantisation,
-            axis_order=axis_order,
+            layers=layers, kv_heads=1, head_dim=head_dim, dtype=dtype, scales=scales, **options
         )
 
     @classmethod
@@ -281,16 +199,18 @@ class Layout:
         latent_dim: int,
         rope_dim: int,
         dtype: object,
-        quantisation: str | None = None,
-        axis_order: str = LATENT_AXIS_ORDER,
+        scales: Scales | None = None,
+        **options: Unpack[LayoutOptions],
     ) -> Layout:
         """Multi-head latent attention: layers * (latent_dim + rope_dim) elements per token.
 
         Source: DeepSeek-V2, arXiv 2405.04434, section 2.1 (d_c and d_h^R there).
         """
         checked_integer("layers", layers, InvalidLayout, at_most=LAYERS_MAX)
-        layer = LatentLayer(latent_dim=latent_dim, rope_dim=rope_dim, dtype=dtype_name(dtype))
-        return cls(specs=(layer,) * layers, axis_order=axis_order, quantisation=quantisation)
+        layer = LatentLayer(
+            latent_dim=latent_dim, rope_dim=rope_dim, dtype=dtype_name(dtype), scales=scales
+        )
+        return cls.of((layer,) * layers, **options)
 
     @property
     def layers(self) -> int:
@@ -299,51 +219,121 @@ class Layout:
 
     @cached_property
     def bytes_per_token(self) -> int:
-        """Bytes that one token takes over all layers; exact."""
-        return sum(spec.bytes_per_token for spec in self.specs)
+        """What each further token adds to a block, over all layers and companions; exact."""
+        own = sum(spec.bytes_per_token for spec in self.specs)
+        return own + sum(layout.bytes_per_token for layout in self._companion.values())
 
     def bytes_per_token_of(self, part: Part) -> int:
-        """Bytes that one token takes up in one part. Raises InvalidLayout for a part it has not."""
-        self.check_part(part)
-        specs = self.specs[part.first_layer : part.end_layer]
-        return sum(spec.bytes_per_token for spec in specs) // part.head_groups
+        """What each further token adds to one part. Raises InvalidLayout for a part it has not."""
+        layers = self._layers_of(part)
+        return sum(spec.bytes_per_token for _, spec in layers) // part.head_groups
 
     def bytes_per_block(self, token_count: int) -> int:
-        """Bytes of all parts of a block of `token_count` tokens."""
-        return self.bytes_per_token * checked_integer("token_count", token_count, InvalidLayout)
+        """Bytes of all `parts` of a block of `token_count` tokens."""
+        checked_integer("token_count", token_count, InvalidLayout)
+        return self.bytes_per_token * token_count + self._bytes_beside_tokens
 
-    @property
+    def part_bytes(self, part: Part, token_count: int) -> int:
+        """Bytes of one part of a block of `token_count` tokens.
+
+        Raises InvalidLayout for a part that the layout has not.
+        """
+        checked_integer("token_count", token_count, InvalidLayout)
+        layers = self._layers_of(part)
+        per_token = sum(spec.bytes_per_token for _, spec in layers)
+        per_block = sum(spec.bytes_per_block for _, spec in layers)
+        return (per_token * token_count + per_block) // part.head_groups
+
+    @cached_property
+    def groups(self) -> tuple[CacheGroup, ...]:
+        """The model's layers by what they need of a prefix, in order of their first layers.
+
+        Layers of one attention and window are a group, and so are all recurrent layers. Those of a
+        companion are not among them: `layout.companions` has its layout.
+        """
+        return cache_groups(self.specs)
+
+    @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """The parts of a block, in the order in which buffers and views come: today one of all."""
-        return (Part(first_layer=0, end_layer=self.layers),)
+        """The parts of a block, in the order in which buffers and views come.
+
+        One for each cache group of the model, then one for each of each companion's, in order of
+        the companions' names.
+        """
+        return self.split()
+
+    def split(
+        self, *, head_groups: int = 1, layer_ranges: Sequence[tuple[int, int]] | None = None
+    ) -> tuple[Part, ...]:
+        """The parts of a block that a tensor- and pipeline-parallel deployment stores.
+
+        `layer_ranges` are its pipeline stages, (first layer, end layer), which cover all layers in
+        order; `head_groups` its shards of the KV heads. In order: for each stage, for each cache
+        group that has layers in it, for each head group. Layers without heads of their own
+        (latents, states, opaque ones) are one part that all ranks share; so is each cache group of
+        a companion. Raises InvalidLayout where the stages leave a gap or overlap, or heads do not
+        split evenly.
+        """
+        found = split_parts(self.specs, head_groups, layer_ranges)
+        for part in found:
+            self.check_part(part)
+        for name, layout in self._companion.items():
+            found += (
+                Part(group=group.index, companion=name, first_layer=0, end_layer=layout.layers)
+                for group in layout.groups
+            )
+        return tuple(found)
 
     def check_part(self, part: Part) -> None:
         """Raise InvalidLayout where the layout cannot have this part.
 
-        Heads are split evenly, so G divides the KV heads; a latent has no heads to split, and all
-        ranks share its one head group.
+        Heads are split evenly, so G divides the KV heads of all its layers; a latent, a state and
+        an opaque layer have no heads to split, and all ranks share its one head group.
         """
-        if part.group != 0:
-            raise InvalidLayout(f"group={part.group}: the layout has only cache group 0")
-        if part.companion is not None:
-            raise InvalidLayout(f"companion={shown(part.companion)}: the layout has no companion")
-        if part.end_layer > self.layers:
-            raise InvalidLayout(f"end_layer={part.end_layer}: the layout has {self.layers} layers")
-        for spec in self.specs[part.first_layer : part.end_layer]:
-            heads = spec.kv_heads if isinstance(spec, KVLayer) else 1
-            if heads % part.head_groups:
-                raise InvalidLayout(
-                    f"head_groups={part.head_groups}: its {heads} heads do not split evenly"
-                )
+        self._layers_of(part)
+
+    def needs_all(self, part: Part) -> bool:
+        """True where every block of a prefix is needed of this part."""
+        return self._group_of(part).needs_all
+
+    def first_needed(
+        self, part: Part, block_ends: Sequence[int], block_tokens: int
+    ) -> list[int] | None:
+        """For each prefix of n blocks, n from 0 on, the first block that it needs of this part.
+
+        `block_ends[i]` is the number of tokens in blocks 0 to i: all blocks have `block_tokens`,
+        but for the last one, which may have fewer. The list has one element more than that;
+        element n is n where such a prefix needs nothing, and from that block on all up to block
+        n - 1 are needed. What counts is what the token after the prefix sees, since those after it
+        see no more of the past. None where every block is needed (full attention, opaque layers).
+        Raises InvalidLayout for a part that the layout has not.
+        """
+        return self._group_of(part).first_needed(block_ends, block_tokens)
+
+    def tensors(self, part: Part, token_count: int) -> list[TensorSpec]:
+        """What lies where in a part of a block of `token_count` tokens, without gap or overlap.
+
+        The data of all its layers, and after that their scales. There is no padding, so a tensor
+        may lie unaligned behind one of smaller elements. Raises InvalidLayout for a part that the
+        layout has not.
+        """
+        checked_integer("token_count", token_count, InvalidLayout)
+        order = self._home_of(part).axis_order
+        return place_tensors(self._layers_of(part), order, part.head_groups, token_count)
 
     def encoding(self) -> bytes:
         """The layout's bytes in a namespace's encoding; equal layouts have equal bytes."""
+        companions = [
+            encode_fields(name.encode("utf-8"), layout.encoding())
+            for name, layout in self._companion.items()
+        ]
         return encode_fields(
             self.axis_order.encode("utf-8"),
-            None if self.quantisation is None else self.quantisation.encode("utf-8"),
-            None,  # backend of an opaque layout
-            None,  # instruction set that an opaque layout depends on
-            None,  # companions
+            *(
+                None if text is None else text.encode("utf-8")
+                for text in (self.quantisation, self.backend, self.isa)
+            ),
+            encode_fields(*companions) if companions else None,
             encode_fields(*(spec.encoding() for spec in self.specs)),
         )
 
@@ -351,3 +341,56 @@ class Layout:
     def digest(self) -> bytes:
         """SHA-256 of the encoding, 32 bytes."""
         return hashlib.sha256(self.encoding()).digest()
+
+    @cached_property
+    def _companion(self) -> dict[str, Layout]:
+        """Layouts of the companions by name, in order of name."""
+        return dict(self.companions)
+
+    @cached_property
+    def _bytes_beside_tokens(self) -> int:
+        own = sum(spec.bytes_per_block for spec in self.specs)
+        return own + sum(layout._bytes_beside_tokens for layout in self._companion.values())
+
+    def _home_of(self, part: Part) -> Layout:
+        """The layout whose layers the part counts: this one, or that of a companion."""
+        if part.companion is None:
+            return self
+        layout = self._companion.get(part.companion)
+        if layout is None:
+            names = ", ".join(map(shown, self._companion))
+            raise InvalidLayout(
+                f"companion={shown(part.companion)}: the layout has "
+                + (f"the companions {names}" if names else "no companion")
+            )
+        return layout
+
+    def _group_of(self, part: Part) -> CacheGroup:
+        return group_of(part, self._home_of(part).groups)
+
+    def _layers_of(self, part: Part) -> list[tuple[int, LayerSpec]]:
+        """Index and spec of each layer in a part. Raises InvalidLayout as `check_part` does."""
+        home = self._home_of(part)
+        return layers_of(part, home.groups, home.specs)
+
+
+def _sorted_companions(companions: object) -> tuple[tuple[str, Layout], ...]:
+    """The companions as pairs in order of name; for UTF-8 that is the order of the bytes too."""
+    pairs = tuple(companions.items()) if isinstance(companions, Mapping) else companions
+    if not isinstance(pairs, tuple) or not all(_is_pair(pair) for pair in pairs):
+        raise InvalidLayout(f"companions={shown(pairs)}: expected a mapping from name to Layout")
+    found: dict[str, Layout] = {}
+    for name, layout in pairs:
+        checked_text("name of a companion", name, InvalidLayout)
+        if not isinstance(layout, Layout) or layout.companions:
+            raise InvalidLayout(
+                f"companions[{shown(name)}]={shown(layout)}: expected a Layout without companions"
+            )
+        if name in found:
+            raise InvalidLayout(f"companions: {shown(name)} occurs twice")
+        found[name] = layout
+    return tuple(sorted(found.items()))
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, NoReturn
 from kvstore.encoding import encode_fields, shown, u32
 from kvstore.errors import InvalidKeys
 from kvstore.keys import FORMAT_VERSION, OWN_CHAIN, ROOT_HASH
+from kvstore.parts import Part
 from kvstore.types import BlockKey
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvstore.keys import Namespace
-    from kvstore.layout import Part
 
 #: Storage keys that a `KeyMaker` remembers of each source: about 6 MiB.
 MADE_KEYS_MAX = 32_768
@@ -38,14 +38,28 @@ class KeyMaker:
 
     Remembers the keys that it made last, since a prefix is looked up, read and extended with the
     same ones. Raises InvalidLayout where the namespace's layout cannot have that part.
+
+    `anchor_head_groups` is for a part without heads of its own, beside others that are split: the
+    number of head groups that those have. Left out, it is the part's own.
     """
 
-    def __init__(self, namespace: Namespace, part: Part) -> None:
+    def __init__(
+        self, namespace: Namespace, part: Part, *, anchor_head_groups: int | None = None
+    ) -> None:
         """Check the part and encode it once for all keys."""
-        namespace.layout.check_part(part)
+        layout = namespace.layout
+        layout.check_part(part)
         self._namespace_digest = namespace.digest
         self._part = part
+        # Only a name, so the layout need not have it: all its layers may be of other groups' kinds.
+        self._anchor = Part(
+            first_layer=0,
+            end_layer=layout.layers,
+            head_groups=part.head_groups if anchor_head_groups is None else anchor_head_groups,
+        )
+        self._is_whole_block = layout.parts == (part,)
         self._of_source: dict[bytes, _SourceKeys] = {}
+        self._anchor_of_source = self._of_source if part == self._anchor else {}
         self._own = self._source_keys(OWN_CHAIN.encoding())
 
     def keys(self, block_keys: Sequence[BlockKey], *, is_prefix: bool) -> list[bytes]:
@@ -88,11 +102,32 @@ class KeyMaker:
             parents.append(maker.made.get(parent_hash) or maker.make(parent_hash))
         return parents
 
-    def _source_keys(self, source: bytes) -> _SourceKeys:
-        maker = self._of_source.get(source)
+    def block_links(self, block_keys: Sequence[BlockKey]) -> list[bytes] | None:
+        """What links the parts of each block: 32 bytes that all parts of one deployment share.
+
+        The storage key of the block's anchor: cache group 0, all layers of the model, head group 0
+        of as many as the deployment has. None where the maker's part is the whole block. The keys
+        are not checked: `keys` has done that.
+        """
+        if self._is_whole_block:
+            return None
+        links: list[bytes] = []
+        source: bytes | None = None
+        maker = self._own
+        for block_key in block_keys:
+            if block_key[1] is not source:
+                source = block_key[1]
+                maker = self._source_keys(source, is_anchor=True)
+            chain_hash = block_key[2]
+            links.append(maker.made.get(chain_hash) or maker.make(chain_hash))
+        return links
+
+    def _source_keys(self, source: bytes, *, is_anchor: bool = False) -> _SourceKeys:
+        of_source = self._anchor_of_source if is_anchor else self._of_source
+        maker = of_source.get(source)
         if maker is None:
-            maker = _SourceKeys(self._namespace_digest, source, self._part)
-            self._of_source[source] = maker
+            part = self._anchor if is_anchor else self._part
+            maker = of_source[source] = _SourceKeys(self._namespace_digest, source, part)
         return maker
 
     def _refuse(self, given: Sequence[object]) -> NoReturn:

@@ -14,18 +14,15 @@ from kvstore.errors import InvalidLayout
 from kvstore.layout import (
     DTYPE_BYTES,
     KV_AXIS_ORDER,
-    LATENT_AXIS_ORDER,
     LAYERS_MAX,
     KVLayer,
-    LatentLayer,
     Layout,
-    Part,
 )
+from tests.drawn_layouts import dtypes, layouts
 
 GQA: dict[str, Any] = {"layers": 32, "kv_heads": 8, "head_dim": 128, "dtype": "bfloat16"}
 MLA: dict[str, Any] = {"layers": 61, "latent_dim": 512, "rope_dim": 64, "dtype": "bfloat16"}
 sizes = st.integers(1, 2**32 - 1)
-dtypes = st.sampled_from(list(DTYPE_BYTES))
 
 
 @pytest.mark.parametrize(
@@ -59,27 +56,9 @@ def test_latent_is_never_the_gqa_of_its_size():
     assert gqa.digest != mla.digest
 
 
-LAYOUTS = st.builds(
-    Layout.gqa,
-    layers=st.integers(1, 3),
-    kv_heads=st.integers(1, 3),
-    head_dim=st.integers(1, 3),
-    dtype=dtypes,
-    quantisation=st.none() | st.sampled_from(["a", "b"]),
-    axis_order=st.permutations(KV_AXIS_ORDER.split()).map(" ".join),
-) | st.builds(
-    Layout.mla,
-    layers=st.integers(1, 3),
-    latent_dim=st.integers(1, 3),
-    rope_dim=st.integers(1, 3),
-    dtype=dtypes,
-    axis_order=st.permutations(LATENT_AXIS_ORDER.split()).map(" ".join),
-)
-
-
-@given(LAYOUTS, LAYOUTS)
+@given(layouts(), layouts())
 def test_layouts_have_one_encoding_exactly_where_they_are_equal(one, other):
-    """ID04: dtype, quantisation and axis order are part of the identity."""
+    """ID04: dtype, scales, quantisation and axis order are part of the identity."""
     assert (one.encoding() == other.encoding()) == (one == other)
     assert (one.digest == other.digest) == (one == other)
     assert one.digest == hashlib.sha256(one.encoding()).digest()
@@ -152,15 +131,6 @@ def test_layers_must_be_given(specs):
         Layout(specs=specs, axis_order=KV_AXIS_ORDER)
 
 
-def test_layers_of_two_kinds_are_refused():
-    layers: Any = (
-        KVLayer(kv_heads=1, head_dim=1, dtype="int8"),
-        LatentLayer(latent_dim=1, rope_dim=1, dtype="int8"),
-    )
-    with pytest.raises(InvalidLayout, match="specs="):
-        Layout(specs=layers, axis_order=KV_AXIS_ORDER)
-
-
 def test_layout_and_part_are_values():
     layout = Layout.gqa(**GQA)
     values: list[tuple[Any, str]] = [(layout, "axis_order"), (layout.parts[0], "group")]
@@ -168,65 +138,6 @@ def test_layout_and_part_are_values():
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(value, field, "layer")
     assert len({layout, Layout.gqa(**GQA)}) == 1
-
-
-def test_block_has_one_part_of_all_layers_and_heads():
-    layout = Layout.gqa(**GQA)
-    (part,) = layout.parts
-    assert part == Part(
-        group=0, companion=None, first_layer=0, end_layer=32, head_group=0, head_groups=1
-    )
-    layout.check_part(part)
-
-
-parts = st.builds(
-    Part,
-    group=st.integers(0, 2),
-    companion=st.none() | st.sampled_from(["a", "b"]),
-    first_layer=st.integers(0, 2),
-    end_layer=st.integers(3, 5),
-    head_group=st.integers(0, 1),
-    head_groups=st.integers(2, 4),
-)
-
-
-@given(parts, parts)
-def test_parts_have_one_encoding_exactly_where_they_are_equal(one, other):
-    """ID05."""
-    assert (one.encoding() == other.encoding()) == (one == other)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"first_layer": -1}, "first_layer=-1"),
-        ({"first_layer": 4}, "end_layer=4: expected an integer from 5"),
-        ({"end_layer": 2**32}, "end_layer=4294967296"),
-        ({"head_groups": 0}, "head_groups=0"),
-        ({"head_group": 1}, "head_group=1: expected an integer from 0 to 0"),
-        ({"group": True}, "group=True"),
-        ({"companion": ""}, "companion=''"),
-    ],
-)
-def test_part_of_no_layout_is_refused(wrong, said):
-    with pytest.raises(InvalidLayout, match=said):
-        Part(**{"first_layer": 0, "end_layer": 4} | wrong)
-
-
-@pytest.mark.parametrize(
-    ("layout", "wrong", "said"),
-    [
-        (Layout.gqa(**GQA), {"end_layer": 33}, "end_layer=33: .*32 layers"),
-        (Layout.gqa(**GQA), {"group": 1}, "group=1: .*only cache group 0"),
-        (Layout.gqa(**GQA), {"companion": "draft"}, "companion='draft'"),
-        (Layout.gqa(**GQA), {"head_groups": 3}, "head_groups=3: .*8 heads do not split"),
-        (Layout.gqa(**GQA), {"head_groups": 16}, "head_groups=16"),
-        (Layout.mla(**MLA), {"head_groups": 2}, "head_groups=2"),
-    ],
-)
-def test_part_that_the_layout_cannot_have_is_refused(layout, wrong, said):
-    with pytest.raises(InvalidLayout, match=said):
-        layout.check_part(Part(**{"first_layer": 0, "end_layer": 4} | wrong))
 
 
 @pytest.mark.parametrize("count", [0, -1, True, 1.5])
