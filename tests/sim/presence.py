@@ -152,7 +152,7 @@ class Presence:
 
     def _reason(self, name: Name) -> Outcome | None:
         """Why a part left in this step; None: it was deleted."""
-        return self._core._blocks.index._history.get(name)
+        return self._core._blocks.index._history.get(b"".join(name))
 
     def _is_same(self, name: Name, generation: int) -> bool:
         stored = self._before_step(name)
