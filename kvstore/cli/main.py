@@ -56,6 +56,9 @@ COMMANDS = {
         extra="transformers",
     ),
     "bench": Command("kvstore.cli.bench", "measure what a tier moves per second on this machine"),
+    "replay": Command(
+        "kvstore.cli.replay", "replay a trace of requests: which policy and size would hit how much"
+    ),
     "version": Command("kvstore.cli.version", "show the version, and what it would run with here"),
 }
 
@@ -70,6 +73,7 @@ examples:
                               (half a minute to a minute on two cores)
   kvstore bench dram          what this machine moves per second (10 to 30 s)
   kvstore bench dram --json   the same, for a program to read
+  kvstore replay --generate chat --policy all   what each policy would hit
   kvstore COMMAND --help      the options of one command
 
 """
