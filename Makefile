@@ -17,10 +17,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.kvstore-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format bench options clean
+.PHONY: help venv demo test test-long lint format bench options clean
 
 help:  ## show this list
-	@grep -E '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## /  make \1 \t/' | expand -t 18
+	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## /  make \1 \t/' | expand -t 18
 
 venv: $(STAMP)  ## make .venv: this checkout, editable, and what tests and demo need
 
@@ -42,6 +42,9 @@ demo: venv  ## the store and a real engine: cold and warm time to first token, s
 
 test: venv  ## all tests that this machine can run
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+test-long: venv  ## the tests that `make test` leaves out, several minutes of them
+	$(BIN)/python -m pytest -m long $(PYTEST_FLAGS)
 
 lint: venv  ## style, types, layers
 	$(BIN)/ruff check .

@@ -57,6 +57,9 @@ COMMANDS = {
     ),
     "config": Command("kvstore.cli.config", "show which settings hold and why, or write a file"),
     "bench": Command("kvstore.cli.bench", "measure what a tier moves per second on this machine"),
+    "replay": Command(
+        "kvstore.cli.replay", "replay a trace of requests: which policy and size would hit how much"
+    ),
     "version": Command("kvstore.cli.version", "show the version, and what it would run with here"),
 }
 
@@ -71,6 +74,7 @@ examples:
                               (half a minute to a minute on two cores)
   kvstore bench dram          what this machine moves per second (10 to 30 s)
   kvstore bench dram --json   the same, for a program to read
+  kvstore replay --generate chat --policy all   what each policy would hit
   kvstore config show         every setting, its value, and where that comes from
   kvstore COMMAND --help      the options of one command
 
