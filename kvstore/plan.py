@@ -2,12 +2,19 @@
 
 Blocks differ in size and a slot is one run of bytes, so the oldest blocks alone may free many bytes
 and no room: sixteen holes of 64 KiB do not hold 1 MiB. What leaves is therefore a *run* of
-neighbours, grown around a block whose turn it is:
+neighbours, around a block whose turn it is. If that block and what is free beside it are room
+enough, it leaves alone. Else it is its *window*, of those that divide the tier into pieces as long
+as the new block:
 
-      | hot | warm | free | OLD | free | cold | hot |
-                   |<------- run of OLD -->|             as long as the new block, or a bit longer
+      |          window          |          window          |          window          |
+      | hot | warm | free | OLD  | free | cold | hot | hot         | hot | free |  cold  |
+                                 |<-- the run of OLD -->|
 
-It evicts hardly more bytes than were asked for, of any size, and neighbours are mostly of one age,
+Whatever was there before, a tier that is filled with blocks of one size ends up as a row of its
+windows, with nothing lost between them; runs that begin anywhere would leave gaps for good. Where a
+window is fenced in by what is protected, the run begins anywhere.
+
+Runs evict hardly more bytes than were asked for, of any size, and neighbours are mostly of one age,
 having been written together. Where all blocks have one size a run is one block: plain policy order.
 """
 
@@ -19,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvstore.index import Entry
-    from kvstore.policy import Policy, Rank
+    from kvstore.policy import Policy
     from kvstore.slots import Slot, Slots
 
 #: How many blocks whose turn it is are tried as the middle of a run, if one does not make room.
@@ -29,9 +36,12 @@ SEEDS = 8
 SEEDS_MAX = 256
 
 
+_Age = tuple[int, float]
+
+
 class _Run(NamedTuple):
     entries: list[Entry]
-    cost: tuple[Rank, int]  # the rank of its most valuable block, then the bytes that leave
+    cost: tuple[_Age, int]  # of its youngest block, then the bytes that leave
 
 
 def choose_victims(
@@ -41,7 +51,7 @@ def choose_victims(
 
     `entry_at` says which block lies in a slot.
 
-    Of several runs, the one whose highest rank is the lowest, and of those the smallest. No block
+    Of several runs, the one whose youngest block is the oldest, and of those the smallest. No block
     leaves while one on a lower rung of the ladder could make the room. The caller drops what is
     returned.
     """
@@ -52,11 +62,11 @@ def choose_victims(
         if seed is None:
             break
         tried.append(seed)
-        run = _grow(slots, policy, seed, size_bytes, entry_at)
+        run = _Extent(slots, policy, seed, entry_at).run(size_bytes)
         if run is not None and (best is None or run.cost < best.cost):
             best = run
         if run is not None and len(run.entries) == 1:
-            break  # no later seed has a lower rank
+            break  # no later seed is older
     victims = [] if best is None else best.entries
     for entry in tried:
         if entry not in victims:
@@ -64,36 +74,107 @@ def choose_victims(
     return victims
 
 
-def _grow(
-    slots: Slots,
-    policy: Policy,
-    seed: Entry,
-    size_bytes: int,
-    entry_at: Callable[[Slot], Entry | None],
-) -> _Run | None:
-    """The run around `seed`, extended towards the older neighbour; None if it is fenced in."""
-    entries = [seed]
-    highest = policy.rank(seed)
-    rung = highest[0]
-    start = seed.slot.offset_bytes
-    end = seed.slot.end_bytes
-    start -= slots.free_before(start)
-    end += slots.free_after(end)
-    while end - start < size_bytes:
-        sides = [
-            (policy.rank(entry), entry)
-            for slot in (slots.slot_before(start), slots.slot_after(end))
-            if slot is not None and (entry := entry_at(slot)) is not None and entry.is_evictable
-        ]
-        rank, older = min(sides, key=lambda side: side[0], default=(highest, None))
-        if older is None or rank[0] > rung:
-            return None
-        entries.append(older)
-        highest = max(highest, rank)
-        if older.slot.offset_bytes < start:
-            start = older.slot.offset_bytes
-            start -= slots.free_before(start)
+class _Extent:
+    """Bytes that are free once some neighbours have left, `seed` among them.
+
+    Nothing joins them that is protected, or on a higher rung than the seed.
+    """
+
+    def __init__(
+        self,
+        slots: Slots,
+        policy: Policy,
+        seed: Entry,
+        entry_at: Callable[[Slot], Entry | None],
+    ) -> None:
+        self._entry_at = entry_at
+        self._slots = slots
+        self._policy = policy
+        self._seed = seed
+        self._rung = policy.rank(seed)[0]
+        self._begin()
+
+    def run(self, size_bytes: int) -> _Run | None:
+        """Who leaves for `size_bytes` around the seed; None if it is fenced in."""
+        is_enough = self._end - self._start >= size_bytes
+        if is_enough and (self._seed.size_bytes < size_bytes or self._has_window(size_bytes)):
+            return self._run()
+        run = self._run() if self._fill_window(size_bytes) else None
+        # A block as large as the new one that lies across two windows would hand its place on for
+        # ever; so what is older in its window leaves with it.
+        if run is not None and (not is_enough or run.cost[0] == _age(self._policy, self._seed)):
+            return run
+        self._begin()
+        return self._run() if self._grow(size_bytes) else None
+
+    def _has_window(self, size_bytes: int) -> bool:
+        return -(-self._start // size_bytes) * size_bytes + size_bytes <= self._end
+
+    def _begin(self) -> None:
+        self._entries: list[Entry] = []
+        self._start = self._seed.slot.offset_bytes
+        self._end = self._start
+        self._take(self._seed)
+
+    def _take(self, entry: Entry) -> None:
+        """Let a neighbour leave, too; what is free behind it joins."""
+        self._entries.append(entry)
+        slot = entry.slot
+        if slot.offset_bytes < self._start:
+            self._start = slot.offset_bytes
         else:
-            end = older.slot.end_bytes
-            end += slots.free_after(end)
-    return _Run(entries, (highest, sum(entry.size_bytes for entry in entries)))
+            self._end = slot.end_bytes
+        self._start -= self._slots.free_before(self._start)
+        self._end += self._slots.free_after(self._end)
+
+    def _fill_window(self, size_bytes: int) -> bool:
+        """Grow over the seed's window, of those that divide the tier; False where that cannot be.
+
+        The seed may reach beyond it: its window is the one in which it begins.
+        """
+        first = self._seed.slot.offset_bytes // size_bytes * size_bytes
+        end = first + size_bytes
+        if end > self._slots.capacity_bytes:
+            return False
+        while self._start > first or self._end < end:
+            is_before = self._start > first
+            slots, start = self._slots, self._start
+            entry = self._may_leave(
+                slots.slot_before(start) if is_before else slots.slot_after(self._end)
+            )
+            if entry is None:
+                return False
+            self._take(entry)
+        return True
+
+    def _grow(self, size_bytes: int) -> bool:
+        """Grow towards the older neighbour until there is room; False where that cannot be."""
+        slots, policy = self._slots, self._policy
+        while self._end - self._start < size_bytes:
+            sides = (slots.slot_before(self._start), slots.slot_after(self._end))
+            neighbours = [entry for slot in sides if (entry := self._may_leave(slot)) is not None]
+            if not neighbours:
+                return False
+            self._take(min(neighbours, key=lambda entry: _age(policy, entry)))
+        return True
+
+    def _may_leave(self, slot: Slot | None) -> Entry | None:
+        """The block in a slot, if it may leave for the sake of the seed's room."""
+        entry = None if slot is None else self._entry_at(slot)
+        if entry is None or not entry.is_evictable or self._policy.rank(entry)[0] > self._rung:
+            return None
+        return entry
+
+    def _run(self) -> _Run:
+        youngest = max(_age(self._policy, entry) for entry in self._entries)
+        return _Run(self._entries, (youngest, sum(entry.size_bytes for entry in self._entries)))
+
+
+def _age(policy: Policy, entry: Entry) -> _Age:
+    """Rung and last use. Whether it is a parent does not count here.
+
+    What follows a block was last used no later than the block itself, so it is next to leave
+    anyway. If parents counted, windows that hold each other's children would outlast everything.
+    """
+    rung, _, stamp = policy.rank(entry)
+    return rung, stamp

@@ -93,6 +93,8 @@ class Slots:
         """Make a slot in state `reserved` for `length_bytes`; None where no extent is that large.
 
         Takes the smallest extent that fits, and of those the one that has been free for longest.
+        In it the slot begins at a multiple of its size, if there is room for that: slots of one
+        size then leave no gaps between them, and a larger one finds whole ones to replace.
         """
         size = slot_size_bytes(length_bytes)
         position = bisect_left(self._sizes, size)
@@ -101,8 +103,13 @@ class Slots:
         extent_size = self._sizes[position]
         start = next(iter(self._starts_of_size[extent_size]))
         self._remove_extent(start, extent_size)
-        if extent_size > size:
-            self._add_extent(start + size, extent_size - size)
+        end = start + extent_size
+        aligned = -(-start // size) * size
+        if start < aligned <= end - size:
+            self._add_extent(start, aligned - start)
+            start = aligned
+        if start + size < end:
+            self._add_extent(start + size, end - start - size)
         slot = Slot(start, size, self._next_generation(start))
         self._granted[start] = slot
         self._granted_by_end[start + size] = slot

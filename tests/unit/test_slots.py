@@ -48,12 +48,23 @@ def test_slots_fill_the_tier_to_its_last_byte_and_not_beyond():
 
 
 def test_the_smallest_extent_that_fits_is_taken():
-    slots = Slots(16 * UNIT)
-    parts = [granted(slots, size * UNIT) for size in (4, 1, 2, 1, 8)]
-    for slot in (parts[0], parts[2], parts[4]):
+    slots = Slots(24 * UNIT)
+    parts = [granted(slots, size * UNIT) for size in (4, 1, 1, 2, 1, 8)]
+    for slot in (parts[0], parts[3], parts[5]):
         slots.free(slot)
-    assert granted(slots, 2 * UNIT).offset_bytes == parts[2].offset_bytes
+    assert granted(slots, 2 * UNIT).offset_bytes == parts[3].offset_bytes
     assert granted(slots, 3 * UNIT).offset_bytes == parts[0].offset_bytes
+
+
+@pytest.mark.parametrize(("units", "offset_units"), [(2, 2), (3, 3), (4, 4), (6, 1), (7, 1)])
+def test_in_its_extent_a_slot_begins_at_a_multiple_of_its_size_where_it_can(units, offset_units):
+    slots = Slots(8 * UNIT)
+    granted(slots, UNIT)
+    slot = granted(slots, units * UNIT)
+    assert slot.offset_bytes == offset_units * UNIT
+    slots.free(slot)
+    assert slots.largest_free_bytes == 7 * UNIT
+    assert slots.problems() == []
 
 
 def test_of_equal_extents_the_one_that_has_been_free_for_longest_is_taken():
