@@ -94,7 +94,7 @@ def measure(parameters: Parameters) -> Outcomes:
         model="kvstore-bench", fingerprint="none", layout=layout, block_tokens=_BLOCK_TOKENS
     )
     # A whole configuration, so that the environment's settings do not change what is measured.
-    config = Config(dram=DramConfig(capacity_bytes=parameters.pool_bytes))
+    config = Config(dram=DramConfig(capacity_bytes=parameters.capacity_bytes))
     with (
         kvstore.open(config) as store,
         store.session(namespace) as session,
