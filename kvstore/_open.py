@@ -14,6 +14,7 @@ from kvstore.errors import ConfigError, InvalidRequest
 from kvstore.keys import Namespace
 from kvstore.messages import ScrubAnswer, ScrubRequest
 from kvstore.policy import POLICIES
+from kvstore.residency import ENTRY_BYTES
 from kvstore.runners.embedded import EmbeddedRunner
 from kvstore.slots import Slots
 from kvstore.store import Core
@@ -47,6 +48,7 @@ class EmbeddedStore:
             POLICIES[settings.policy](),
             tier=tier.name,
             settings=settings,
+            entry_bytes=ENTRY_BYTES,
         )
         self._runner = EmbeddedRunner(core, tier, clock)
 

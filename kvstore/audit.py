@@ -52,6 +52,7 @@ def audit(
     problems += _owner_problems(blocks, reservations)
     problems += _eviction_problems(blocks)
     problems += _quota_problems(blocks, leases, retention)
+    problems += _index_problems(blocks, reservations)
     by_state = {state: slots.bytes_in(state) for state in SlotState}
     if slots.free_bytes + sum(by_state.values()) != slots.capacity_bytes:
         problems.append("free + ready + reserved + held + condemned is not the capacity")
@@ -68,6 +69,18 @@ def audit(
         len(list(leases)),
         len(reservations),
     )
+
+
+def _index_problems(blocks: Residency, reservations: list[Reservation]) -> list[str]:
+    """What the index counts as is what there is of it, and fits."""
+    writing = [entry for r in reservations for entry in r.uncommitted()]
+    entries = len({*blocks.index, *blocks.condemned, *writing})
+    problems = []
+    if blocks.index_bytes != entries * blocks.entry_bytes:
+        problems.append(f"the index has {entries} entries, and {blocks.index_bytes} bytes booked")
+    if blocks.used_bytes > blocks.slots.capacity_bytes:
+        problems.append(f"slots and index count as {blocks.used_bytes} bytes, over the capacity")
+    return problems
 
 
 def _quota_problems(blocks: Residency, leases: Leases, retention: Retention) -> list[str]:
@@ -130,13 +143,13 @@ def _owner_problems(blocks: Residency, reservations: list[Reservation]) -> list[
 def _eviction_problems(blocks: Residency) -> list[str]:
     """What may be evicted is what is ready and unused; children are counted right."""
     problems = []
-    reclaimable_bytes = 0
+    reclaimable = []
     children = Counter((entry.domain, entry.parent_key) for entry in blocks.index)
     for entry in blocks.index:
         if entry.is_ready != (entry.slot.state is SlotState.READY):
             problems.append(f"{entry!r}: readable is {entry.is_ready}")
         if entry.is_ready and not entry.users:
-            reclaimable_bytes += entry.slot.size_bytes
+            reclaimable.append(entry.slot.size_bytes)
         if entry.is_evictable and entry.queue_place is None:
             problems.append(f"{entry!r} could leave, and its policy does not know it")
         if entry.link is not None and entry not in (entry.parts or ()):
@@ -144,6 +157,8 @@ def _eviction_problems(blocks: Residency) -> list[str]:
         resident = children[entry.domain, entry.key]
         if entry.children != resident:
             problems.append(f"{entry!r}: {entry.children} children, {resident} resident")
-    if reclaimable_bytes != blocks.reclaimable_bytes:
-        problems.append(f"{reclaimable_bytes} bytes are unused, {blocks.reclaimable_bytes} booked")
+    if sum(reclaimable) != blocks.reclaimable_bytes:
+        problems.append(f"{sum(reclaimable)} bytes are unused, {blocks.reclaimable_bytes} booked")
+    if len(reclaimable) != blocks.reclaimable_slots:
+        problems.append(f"{len(reclaimable)} slots are unused, {blocks.reclaimable_slots} booked")
     return problems

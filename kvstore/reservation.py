@@ -122,16 +122,17 @@ class Reservations:
             return ReserveAnswer(0, [], [], [], now)
         found = [spec and blocks.index.find(domain, spec.key) for spec in batch]
         present = [entry for entry in found if entry is not None and entry.is_ready]
-        missing_bytes = sum(
+        missing = [
             slot_size_bytes(spec.length_bytes)
             for spec, entry in zip(batch, found, strict=True)
             if spec is not None and entry is None
-        )
+        ]
+        missing_slots, missing_bytes = len(missing), sum(missing)
         # Making room for the tail of a prefix must not evict its beginning.
         protected = prefix + present
         blocks.add_users(protected)
-        can_wait = can_wait and missing_bytes <= blocks.slots.capacity_bytes
-        if can_wait and missing_bytes > blocks.obtainable_bytes():
+        can_wait = can_wait and blocks.can_hold(missing_slots, missing_bytes)
+        if can_wait and not blocks.can_make_room(missing_slots, missing_bytes):
             blocks.drop_users(protected)
             return None
         self._last_id += 1

@@ -81,6 +81,11 @@ class Slots:
         self._add_extent(0, self.capacity_bytes)
 
     @property
+    def granted_slots(self) -> int:
+        """How many slots there are, in whatever state."""
+        return len(self._granted)
+
+    @property
     def largest_free_bytes(self) -> int:
         """The largest payload that could be granted right now."""
         return self._sizes[-1] if self._sizes else 0

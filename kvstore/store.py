@@ -88,7 +88,8 @@ class Core:
     """The state of one process's tiers: today one, in memory.
 
     `clock` is asked for the time and never waited on. `slots` describes the tier's bytes, which
-    this class never sees. Above the high watermark it evicts by itself, down to the low one.
+    this class never sees. Above the high watermark it evicts by itself, down to the low one. What
+    it knows of each block counts as `entry_bytes`, of which a sixteenth of the capacity is free.
     """
 
     def __init__(
@@ -99,10 +100,18 @@ class Core:
         *,
         tier: str = "dram",
         settings: CoreSettings = DEFAULT_SETTINGS,
+        entry_bytes: int = 0,
     ) -> None:
         self.counters = Counters()
         self._clock = clock
-        self._blocks = Residency(slots, policy, self.counters, tier, settings.history_entries)
+        self._blocks = Residency(
+            slots,
+            policy,
+            self.counters,
+            tier,
+            history_entries=settings.history_entries,
+            entry_bytes=entry_bytes,
+        )
         high, low = settings.watermark_high, settings.watermark_low
         self._high_bytes = int(high * slots.capacity_bytes) if high < 1.0 else None
         self._low_bytes = int(low * slots.capacity_bytes)
@@ -191,13 +200,18 @@ class Core:
         return self._blocks.slots
 
     def usage(self) -> dict[str, int]:
-        """The tier's bytes: capacity, free, largest free, and slots by state."""
+        """The tier's bytes: capacity, free, largest free, slots by state, and the index.
+
+        What the index takes beyond a sixteenth of the capacity cannot be used for blocks, though
+        it is free.
+        """
         slots = self._blocks.slots
         return {
             "capacity_bytes": slots.capacity_bytes,
             "free_bytes": slots.free_bytes,
             "largest_free_bytes": slots.largest_free_bytes,
             **{f"{state}_bytes": slots.bytes_in(state) for state in SlotState},
+            "index_bytes": self._blocks.index_bytes,
         }
 
     def resident_keys(self) -> list[tuple[bytes, bytes]]:
@@ -216,8 +230,7 @@ class Core:
         return step
 
     def _trim(self, high_bytes: int) -> None:
-        slots = self._blocks.slots
-        if self._must_trim or slots.capacity_bytes - slots.free_bytes > high_bytes:
+        if self._must_trim or self._blocks.used_bytes > high_bytes:
             self._must_trim = self._blocks.trim(self._low_bytes, _TRIM_BLOCKS)
 
     def _answer(self, request_id: int, answer: Answer) -> None:

@@ -22,6 +22,7 @@ from kvstore.messages import (
     TransferKind,
 )
 from kvstore.policy import LruPolicy
+from kvstore.settings import DEFAULT_SETTINGS, CoreSettings
 from kvstore.slots import Slots
 from kvstore.store import Core
 from kvstore.types import SINGLE_DOMAIN, Outcome
@@ -60,9 +61,22 @@ class Driver:
     the tier may be leased: tests of that cap set their own.
     """
 
-    def __init__(self, units: int, *, holds_transfers: bool = False) -> None:
+    def __init__(
+        self,
+        units: int,
+        *,
+        holds_transfers: bool = False,
+        entry_bytes: int = 0,
+        settings: CoreSettings = DEFAULT_SETTINGS,
+    ) -> None:
         self.clock = FakeClock()
-        self.core = Core(self.clock, Slots(units * UNIT_BYTES), LruPolicy())
+        self.core = Core(
+            self.clock,
+            Slots(units * UNIT_BYTES),
+            LruPolicy(),
+            settings=settings,
+            entry_bytes=entry_bytes,
+        )
         self.core._leases.cap_bytes = units * UNIT_BYTES
         self.holds_transfers = holds_transfers
         self.transfers: list[Transfer] = []

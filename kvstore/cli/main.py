@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TextIO, cast
 
 import kvstore
@@ -56,7 +57,7 @@ COMMANDS = {
         extra="transformers",
     ),
     "config": Command("kvstore.cli.config", "show which settings hold and why, or write a file"),
-    "bench": Command("kvstore.cli.bench", "measure what a tier moves per second on this machine"),
+    "bench": Command("kvstore.cli.bench", "measure what a tier moves and what a lookup costs here"),
     "replay": Command(
         "kvstore.cli.replay", "replay a trace of requests: which policy and size would hit how much"
     ),
@@ -73,7 +74,8 @@ examples:
   kvstore demo                what it does for a time to first token
                               (half a minute to a minute on two cores)
   kvstore bench dram          what this machine moves per second (10 to 30 s)
-  kvstore bench dram --json   the same, for a program to read
+  kvstore bench match         what a lookup costs with a million entries (a minute)
+  kvstore bench dram --json   the first of these, for a program to read
   kvstore replay --generate chat --policy all   what each policy would hit
   kvstore config show         every setting, its value, and where that comes from
   kvstore COMMAND --help      the options of one command
@@ -120,7 +122,8 @@ def _run_guarded(words: list[str]) -> int:
         is_usage = isinstance(error, InvalidRequest | ConfigError)
         message = str(error) or type(error).__name__
         if message.startswith("--"):  # an option, which only the command itself could judge
-            message = with_hint(message, f"kvstore {_command_first(words)[0]}")
+            named = takewhile(lambda word: not word.startswith("-"), _command_first(words))
+            message = with_hint(message, " ".join(["kvstore", *named]))
         # A configuration has a line for each thing that is wrong with it.
         lines = message.split("\n") if isinstance(error, ConfigError) else [message]
         return [_complain(line, USAGE if is_usage else FAILED) for line in lines][-1]

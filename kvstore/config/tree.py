@@ -49,7 +49,9 @@ class DramConfig(Table, frozen=True, kw_only=True):
         int | MemoryShare,
         Spec(
             memory_size(CAPACITY_BYTES_MIN),
-            "How much memory the tier takes; it is taken and populated when the store opens.",
+            "How much memory the blocks take; it is taken and populated when the store opens. "
+            "What the store knows of them may take a sixteenth more, and beyond that, with blocks "
+            "of less than 20 KiB, counts against it.",
         ),
     ] = MemoryShare(0.10)
 

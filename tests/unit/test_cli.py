@@ -70,7 +70,12 @@ def test_texts_about_durations_agree(capsys):
     assert cli.main(["demo", "--help"]) == 0
     assert "half a minute to a minute on two cores" in " ".join(capsys.readouterr().out.split())
     described = Path(__file__).resolve().parents[2] / "benchmarks/README.md"
-    assert "It takes 10 to 30 s" in described.read_text(encoding="utf-8")
+    text = described.read_text(encoding="utf-8")
+    assert "a million entries (a minute)" in out
+    for name, takes in (("dram", "It takes 10 to 30 s"), ("match", "It takes about a minute")):
+        assert cli.main(["bench", name, "--help"]) == 0
+        assert takes in " ".join(capsys.readouterr().out.split())
+        assert takes in text
 
 
 def test_without_a_command_the_help_goes_to_stderr(capsys):
@@ -117,15 +122,17 @@ def test_wrong_options_are_usage(probe, capsys, words: list[str]):
         ("demo --prompt-tokens 3", "--prompt-tokens is 3: give a whole number of 32 or more"),
         ("demo --threads 5000", "--threads is 5000: give a whole number from 1 to 1024"),
         ("demo --hidden 100", "--hidden is 100: give a multiple of 64"),
-        ("bench ssd", "TIER is 'ssd': there is dram"),
-        ("bench", "TIER is missing"),
+        ("bench ssd", "BENCHMARK is 'ssd': there is dram, match"),
+        ("bench", "BENCHMARK is missing"),
         ("bench dram --batch x", "--batch is 'x': give a whole number above 0"),
+        ("bench match --entries 0", "--entries is 0: give a whole number above 0"),
+        ("bench match --entries 9", "--entries is 9: give --keys, 1024, or more"),
         ("bench dram --rounds 1", "--rounds is 1: give a whole number of 2 or more"),
         ("bench dram --block-size 1000", "--block-size is 1000 bytes: give a multiple of 4KiB"),
     ],
 )
 def test_wrong_arguments_are_told_in_one_style(capsys, words: str, message: str):
-    command, *_ = words.split()
+    command = re.split(r" -| ssd", words)[0]
     assert cli.main(words.split()) == 2
     assert capsys.readouterr().err == f"kvstore: {message} (see kvstore {command} --help)\n"
 

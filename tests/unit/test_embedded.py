@@ -10,6 +10,7 @@ import kvstore
 from kvstore.clock import FakeClock
 from kvstore.errors import ReservationExpired, StoreClosed
 from kvstore.messages import ScrubAnswer
+from kvstore.residency import ENTRY_BYTES
 from kvstore.types import SINGLE_DOMAIN, Outcome
 from tests.payload import (
     BLOCK_BYTES,
@@ -85,6 +86,7 @@ class TestStats:
             "reserved_bytes": 0,
             "condemned_bytes": 0,
             "held_bytes": 0,
+            "index_bytes": 2 * ENTRY_BYTES,
         }
         assert read["counters"]["hit_blocks"] == {"dram": 2}
         assert read["checksum_cpu_seconds"] >= 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from kvstore.cli.bench import host
 from kvstore.errors import ConfigError, InvalidRequest
 from kvstore.memory_limits import available_memory_bytes
+from kvstore.residency import capacity_for
 from kvstore.types import SLOT_ALIGNMENT_BYTES
 
 #: A working set of this many L3 caches finds next to nothing of itself there when it comes round.
@@ -43,8 +44,13 @@ class Parameters:
 
     @property
     def pool_bytes(self) -> int:
-        """The store's memory, all of it in use."""
+        """Payload in the store's memory, which holds no block more."""
         return 2 * self.working_set_bytes
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The least capacity that holds so much: more, where blocks are small."""
+        return capacity_for(2 * self.batches * self.batch_blocks, self.pool_bytes)
 
     @property
     def is_cold(self) -> bool:
@@ -54,7 +60,7 @@ class Parameters:
     @property
     def memory_bytes(self) -> int:
         """What the run allocates: pool, targets, sources, and what the caches are filled with."""
-        return self.pool_bytes + 2 * self.working_set_bytes + 2 * self.l3_bytes
+        return self.capacity_bytes + 2 * self.working_set_bytes + 2 * self.l3_bytes
 
 
 def plan(

@@ -21,7 +21,7 @@ import numpy as np
 
 import kvstore
 from kvstore.buffers import aligned_buffers
-from kvstore.cli.bench.payload import Payload
+from kvstore.cli.bench.dram.payload import Payload
 from kvstore.config import Config, DramConfig
 from kvstore.types import SLOT_ALIGNMENT_BYTES, Outcome
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from kvstore._open import EmbeddedStore
     from kvstore.buffers import Bytes
-    from kvstore.cli.bench.parameters import Parameters
+    from kvstore.cli.bench.dram.parameters import Parameters
     from kvstore.client.session import Session
     from kvstore.types import BlockKey
 
@@ -94,7 +94,7 @@ def measure(parameters: Parameters) -> Outcomes:
         model="kvstore-bench", fingerprint="none", layout=layout, block_tokens=_BLOCK_TOKENS
     )
     # A whole configuration, so that the environment's settings do not change what is measured.
-    config = Config(dram=DramConfig(capacity_bytes=parameters.pool_bytes))
+    config = Config(dram=DramConfig(capacity_bytes=parameters.capacity_bytes))
     with (
         kvstore.open(config) as store,
         store.session(namespace) as session,
