@@ -88,6 +88,18 @@ class BlockPool:
         """How many blocks nobody refers to."""
         return len(self._free)
 
+    def grow(self, block_count: int) -> None:
+        """Add free blocks, numbered from `capacity_blocks` on: for memory that grows as it is used.
+
+        They are taken after those that are free now. Raises InvalidBlocks for a negative count, and
+        beyond `CAPACITY_BLOCKS_MAX`.
+        """
+        room_blocks = CAPACITY_BLOCKS_MAX - self.capacity_blocks
+        _check_integer("block_count", block_count, at_least=0, at_most=room_blocks)
+        self._references += [0] * block_count
+        self._free.extend(range(self.capacity_blocks, self.capacity_blocks + block_count))
+        self.capacity_blocks += block_count
+
     def reference_count(self, block: int) -> int:
         """How many refer to the physical block, 0 where it is free. Raises InvalidBlocks."""
         _check_integer("block", block, at_least=0, at_most=self.capacity_blocks - 1)

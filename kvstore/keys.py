@@ -181,7 +181,7 @@ class Namespace:
         size = self.block_tokens
         blocks, rest = divmod(len(words), size)
         extras = extras_by_block(extra, size, blocks + 1)
-        hashes = _chain_hashes(words[: blocks * size], size, extras)
+        hashes = chain_hashes(words[: blocks * size], size, extras)
         keys = self._named(hashes, ROOT_HASH, OWN_CHAIN)
         if partial and rest:
             parent = hashes[-1] if hashes else ROOT_HASH
@@ -227,10 +227,15 @@ class Namespace:
         return list(map(functools.partial(tuple.__new__, BlockKey), fields))
 
 
-def _chain_hashes(
-    words: np.ndarray[Any, Any], block_tokens: int, extras: dict[int, bytes]
+def chain_hashes(
+    words: np.ndarray[Any, Any],
+    block_tokens: int,
+    extras: dict[int, bytes],
+    parent_hash: bytes = ROOT_HASH,
 ) -> list[bytes]:
-    """SHA-256 of (parent's hash, token ids, extras) for each full block, from ROOT_HASH on.
+    """SHA-256 of (parent's hash, token ids, extras) for each full block that follows a parent.
+
+    `words` are u32 little-endian; `extras` are by block, counted from the first of `words`.
 
     One row of u32 per block holds what follows the parent's hash, so that a block costs one slice:
 
@@ -248,7 +253,7 @@ def _chain_hashes(
     for block, encoded in extras.items():
         if block < blocks:
             rows[block] = rows[block][:-4] + encode_fields(encoded)
-    sha256, length, chain_hash = hashlib.sha256, u32(len(ROOT_HASH)), ROOT_HASH
+    sha256, length, chain_hash = hashlib.sha256, u32(len(ROOT_HASH)), parent_hash
     hashes: list[bytes] = []
     for row in rows:
         chain_hash = sha256(length + chain_hash + row).digest()

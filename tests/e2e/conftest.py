@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,21 +30,119 @@ def make_model(config: Any, seed: int = 0) -> Any:
     return model
 
 
+def shape(**settings: Any) -> dict[str, Any]:
+    """What most architectures call the same: four heads of 16, two with keys and values."""
+    return {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 512,
+        "initializer_range": INITIALIZER_RANGE,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+        **settings,
+    }
+
+
+def config_of(name: str, **settings: Any) -> Any:
+    """A config of that class; a skip where this version of transformers has none."""
+    if not hasattr(transformers, name):
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
+    return getattr(transformers, name)(**settings)
+
+
 def llama_config(kv_heads: int = 2, **settings: Any) -> Any:
     """Three layers, four heads of 16, `kv_heads` of them with keys and values of their own."""
-    return transformers.LlamaConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=kv_heads,
-        vocab_size=VOCABULARY,
-        max_position_embeddings=512,
-        initializer_range=INITIALIZER_RANGE,
-        bos_token_id=None,
-        eos_token_id=None,
-        **settings,
+    return transformers.LlamaConfig(**shape(num_key_value_heads=kv_heads, **settings))
+
+
+def _gpt2() -> Any:
+    return transformers.GPT2Config(
+        n_embd=64, n_layer=2, n_head=4, vocab_size=VOCABULARY, initializer_range=0.2
     )
+
+
+def _deepseek() -> Any:
+    mixture = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
+    latents = {"kv_lora_rank": 12, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    return transformers.DeepseekV3Config(
+        **shape(moe_intermediate_size=32, num_key_value_heads=4, **mixture, **latents),
+        q_lora_rank=None,
+        first_k_dense_replace=1,
+    )
+
+
+def _gemma3() -> Any:
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    return transformers.Gemma3TextConfig(**shape(head_dim=16, layer_types=types), sliding_window=20)
+
+
+def _gemma4() -> Any:
+    """Heads of two sizes, and two layers that go by the keys and values of the two before."""
+    return config_of(
+        "Gemma4TextConfig",
+        **shape(num_hidden_layers=4, head_dim=8, global_head_dim=16),
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        num_kv_shared_layers=2,
+        sliding_window=12,
+        vocab_size_per_layer_input=VOCABULARY,
+        hidden_size_per_layer_input=8,
+    )
+
+
+def _mimo() -> Any:
+    """Values of half the keys' dim, and twice the heads where there is a window."""
+    return config_of(
+        "MiMoV2FlashConfig",
+        **shape(head_dim=16, v_head_dim=8),
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        mlp_layer_types=["dense"] * 3,
+        sliding_window=20,
+    )
+
+
+def _llama4() -> Any:
+    """Three layers of four see the tokens of their own span of 24."""
+    return transformers.Llama4TextConfig(
+        **shape(num_hidden_layers=4, head_dim=16, num_local_experts=2, num_experts_per_tok=1),
+        attention_chunk_size=24,
+        intermediate_size_mlp=64,
+    )
+
+
+def _two_shapes() -> Any:
+    """A layer with as many KV heads as heads between two that share them."""
+    model = make_model(llama_config())
+    wide = make_model(llama_config(4), seed=1)
+    model.model.layers[1].self_attn = wide.model.layers[1].self_attn
+    return model
+
+
+#: Kind of cache -> the model that has it.
+KINDS: dict[str, Callable[[], Any]] = {
+    "gqa": lambda: make_model(llama_config()),
+    "mha": lambda: make_model(llama_config(4)),
+    "mqa": lambda: make_model(llama_config(1)),
+    "tied weights, learned positions": lambda: make_model(_gpt2()),
+    "head dim of its own": lambda: make_model(transformers.Qwen3Config(**shape(head_dim=32))),
+    "experts": lambda: make_model(
+        transformers.MixtralConfig(**shape(num_local_experts=4, num_experts_per_tok=2))
+    ),
+    "mla": lambda: make_model(_deepseek()),
+    "two shapes": _two_shapes,
+    "values of another dim": lambda: make_model(_mimo()),
+    "window": lambda: make_model(transformers.MistralConfig(**shape(sliding_window=20))),
+    "window and full": lambda: make_model(_gemma3()),
+    "window smaller than a block": lambda: make_model(
+        transformers.Gemma2Config(**shape(head_dim=16, sliding_window=5))
+    ),
+    "shared layers": lambda: make_model(_gemma4()),
+    "spans": lambda: make_model(_llama4()),
+}
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -56,9 +155,15 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def llama() -> Any:
+def model_of() -> Callable[[str], Any]:
+    """The model of a kind; one for all tests, which must not change it."""
+    return functools.cache(lambda kind: KINDS[kind]())
+
+
+@pytest.fixture(scope="session")
+def llama(model_of: Callable[[str], Any]) -> Any:
     """The model that most tests use: grouped-query attention."""
-    return make_model(llama_config())
+    return model_of("gqa")
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The transformers connector over a real store and real, if small, models.
+"""One sequence: what is loaded, what is stored and when, over a real store and a real small model.
 
 Every comparison is with `model.generate` without the store, greedy, and first shows that rounding
 decided none of its tokens.
@@ -6,7 +6,6 @@ decided none of its tokens.
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -14,27 +13,15 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from transformers import WatermarkingConfig  # noqa: E402
 from transformers.generation.streamers import BaseStreamer  # noqa: E402
 
 from kvstore.connectors.transformers import PrefixCache  # noqa: E402
-from kvstore.connectors.transformers.geometry import CACHE_ARGUMENT  # noqa: E402
+from kvstore.connectors.transformers.caches import CACHE_ARGUMENT  # noqa: E402
 from kvstore.types import BlockKey, Outcome  # noqa: E402
+from tests.e2e.reference import BLOCK, GREEDY, check_cold_and_warm, plain  # noqa: E402
 
-BLOCK = 16
 NEW_TOKENS = 24
-#: A step counts as decided if the best token leads by this much; rounding moves logits by 1e-5.
-MARGIN = 1e-3
-GREEDY = {"do_sample": False, "max_new_tokens": NEW_TOKENS}
-
-
-def plain(model, input_ids, **arguments):
-    """What generate says without the store, after a look at how clearly it says it."""
-    output = model.generate(
-        input_ids, **{**GREEDY, **arguments}, return_dict_in_generate=True, output_logits=True
-    )
-    best, second = torch.cat(output.logits).topk(2).values.unbind(1)
-    assert (best - second).min() > MARGIN
-    return output.sequences
 
 
 def counts(report):
@@ -110,6 +97,22 @@ class TestReuse:
         torch.testing.assert_close(torch.cat(output.logits), torch.cat(expected.logits))
         assert cache.last.loaded_tokens == 32
 
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            {"guidance_scale": 1.7},
+            {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+            {"min_new_tokens": 12, "eos_token_id": 3, "suppress_tokens": [5, 6]},
+            {"prefix_allowed_tokens_fn": lambda *_: list(range(40, 90))},
+            {"do_sample": True, "typical_p": 0.7, "watermarking_config": WatermarkingConfig()},
+            {"max_length": 60, "max_new_tokens": None},
+        ],
+        ids=lambda arguments: next(iter(arguments)),
+    )
+    def test_other_settings_of_generate(self, llama, store, prompt, arguments):
+        cache = PrefixCache(llama, store)
+        check_cold_and_warm(llama, cache, prompt(40), loaded=32, **arguments)
+
     @pytest.mark.parametrize("block_tokens", [1, 5, 64])
     def test_any_block_size(self, llama, store, prompt, block_tokens):
         cache = PrefixCache(llama, store, block_tokens=block_tokens)
@@ -143,95 +146,6 @@ class TestReuse:
         for layer, (key, value) in zip(own.layers, block, strict=True):
             torch.testing.assert_close(key, layer.keys[0, :, BLOCK : 2 * BLOCK])
             torch.testing.assert_close(value, layer.values[0, :, BLOCK : 2 * BLOCK])
-
-
-class TestArchitectures:
-    @pytest.mark.parametrize("kv_heads", [1, 4], ids=["mqa", "mha"])
-    def test_llama(self, build, llama_settings, store, prompt, kv_heads):
-        self.check(build(llama_settings(kv_heads)), store, prompt)
-
-    def test_gpt2(self, build, store, prompt):
-        config = transformers.GPT2Config(
-            n_embd=64, n_layer=2, n_head=4, vocab_size=256, initializer_range=0.2
-        )
-        self.check(build(config), store, prompt)
-
-    def test_qwen3(self, build, store, prompt):
-        config = transformers.Qwen3Config(
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,  # not hidden_size / heads
-            vocab_size=256,
-            initializer_range=0.2,
-        )
-        self.check(build(config), store, prompt)
-
-    def check(self, model, store, prompt):
-        cache = PrefixCache(model, store)
-        expected = plain(model, prompt(50))
-        for loaded in (0, 48):
-            assert torch.equal(cache.generate(prompt(50), **GREEDY), expected)
-            assert cache.last.loaded_tokens == loaded
-
-    def test_half_precision_blocks_come_back_bit_for_bit(self, llama, store, prompt):
-        """Tokens of bfloat16 are not promised, but no byte may change on the way."""
-        model = copy.deepcopy(llama).to(torch.bfloat16)
-        cache = PrefixCache(model, store)
-        arguments = {**GREEDY, "max_new_tokens": 1, "return_dict_in_generate": True}
-        cold = cache.generate(prompt(49), **arguments)[CACHE_ARGUMENT]
-        warm = cache.generate(prompt(49), **arguments)[CACHE_ARGUMENT]
-        assert cache.last.loaded_tokens == 48
-        for before, after in zip(cold.layers, warm.layers, strict=True):
-            assert after.keys.dtype is torch.bfloat16
-            assert torch.equal(before.keys[:, :, :48], after.keys[:, :, :48])
-            assert torch.equal(before.values[:, :, :48], after.values[:, :, :48])
-
-
-class TestIdentity:
-    def test_equal_weights_share_and_other_weights_miss(self, llama, store, prompt):
-        PrefixCache(llama, store).generate(prompt(40), **GREEDY)
-
-        same = PrefixCache(copy.deepcopy(llama), store)
-        same.generate(prompt(40), **GREEDY)
-        assert same.last.loaded_tokens == 32
-
-        edited = copy.deepcopy(llama)
-        with torch.no_grad():
-            edited.model.layers[1].self_attn.v_proj.weight[0, 0] += 0.5
-        other = PrefixCache(edited, store)
-        assert other.namespace.model == same.namespace.model
-        assert torch.equal(other.generate(prompt(40), **GREEDY), plain(edited, prompt(40)))
-        assert (other.last.loaded_tokens, other.last.reason) == (0, Outcome.ABSENT)
-
-    def test_whatever_changes_the_bytes_changes_the_namespace(self, llama, store):
-        buffers = copy.deepcopy(llama)
-        buffers.model.rotary_emb.inv_freq *= 2
-        scaled = copy.deepcopy(llama)
-        scaled.config.rms_norm_eps = 1e-5
-        caches = [
-            PrefixCache(llama, store),
-            PrefixCache(buffers, store),
-            PrefixCache(scaled, store),
-            PrefixCache(copy.deepcopy(llama).to(torch.bfloat16), store),
-            PrefixCache(copy.deepcopy(llama).to(torch.float16), store),
-            PrefixCache(llama, store, block_tokens=32),
-            PrefixCache(llama, store, salt="tenant"),
-            PrefixCache(llama, store, adapter=bytes(32)),
-            PrefixCache(llama, store, adapter=bytes([1] * 32)),
-            PrefixCache(llama, store, fingerprint="revision 1"),
-        ]
-        assert len({cache.namespace.digest for cache in caches}) == len(caches)
-
-    def test_where_and_with_what_it_was_saved_does_not(self, llama, store):
-        moved = copy.deepcopy(llama)
-        moved.config.transformers_version = "5.0.0"
-        moved.config.dtype = "float32"
-        moved.config.architectures = ["LlamaForCausalLM"]
-        before, after = PrefixCache(llama, store), PrefixCache(moved, store)
-        assert before.namespace == after.namespace
 
 
 class TestCallersCache:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import kvstore
 from kvstore.client.session import Session
 from kvstore.clock import FakeClock
-from kvstore.errors import InvalidNamespace, InvalidTokens, TierError, UnsupportedCache
+from kvstore.errors import InvalidNamespace, InvalidTokens, TierError
 from kvstore.types import Outcome
 
 torch = pytest.importorskip("torch")
@@ -19,7 +18,7 @@ transformers = pytest.importorskip("transformers")
 
 from transformers.generation.streamers import BaseStreamer  # noqa: E402
 
-from kvstore.connectors.transformers import PrefixCache, geometry  # noqa: E402
+from kvstore.connectors.transformers import PrefixCache, caches  # noqa: E402
 from kvstore.cuda import host_copy  # noqa: E402
 
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 24}
@@ -142,9 +141,10 @@ class TestFaults:
             cache = PrefixCache(llama, store)
             cache.generate(prompt(40), **GREEDY)
 
-            def slow(views, prefix):
-                host_copy_load_blocks(views, prefix)
-                prefix.zero_()  # what another writer might have left there
+            def slow(views, spots, prefix):
+                host_copy_load_blocks(views, spots, prefix)
+                for stripe in prefix.stripes:
+                    stripe.zero_()  # what another writer might have left there
                 clock.advance(3_600)
 
             host_copy_load_blocks = host_copy.load_blocks
@@ -175,8 +175,8 @@ class TestFaults:
     ):
         """Whatever a version of transformers may do to the cache: no wrong block is left behind."""
         cache = PrefixCache(llama, store)
-        made: Any = geometry.empty_cache(llama)
-        monkeypatch.setattr(geometry, "empty_cache", lambda _: made)
+        made: Any = caches.FollowedCache(llama)
+        monkeypatch.setattr(caches, "FollowedCache", lambda _: made)
 
         class Disturb(BaseStreamer):
             def put(self, value):
@@ -194,7 +194,7 @@ class TestFaults:
     def test_programming_errors_are_raised(self, llama, store, prompt, monkeypatch):
         with pytest.raises(InvalidNamespace):
             PrefixCache(llama, store, block_tokens=0)
-        with pytest.raises(TypeError, match=r"expected a tensor of shape \[1, tokens\]"):
+        with pytest.raises(TypeError, match=r"expected a tensor of token ids, \[rows, tokens\]"):
             PrefixCache(llama, store).generate([[1, 2]])  # type: ignore[arg-type]
         for swapped in ((store, llama), (type(llama), store), (None, store)):
             with pytest.raises(TypeError, match=r"^model is .*: expected a transformers model"):
@@ -206,162 +206,3 @@ class TestFaults:
             PrefixCache(llama, store).generate(torch.tensor([1, 2, 3]))
         with pytest.raises(InvalidTokens):
             PrefixCache(llama, store).generate(prompt(40) - 300)
-
-
-def refused(model, match, **arguments):
-    with (
-        kvstore.open(dram_capacity_bytes="1MiB") as store,
-        pytest.raises(UnsupportedCache, match=match),
-    ):
-        PrefixCache(model, store, **arguments)
-
-
-class TestRefusedModels:
-    def test_encoder_decoder(self, llama):
-        config = transformers.T5Config(
-            d_model=32, d_ff=32, d_kv=16, num_layers=1, num_heads=2, vocab_size=64
-        )
-        model = transformers.T5ForConditionalGeneration(config).eval()
-        refused(model, "T5ForConditionalGeneration is an encoder-decoder model")
-
-    def test_sliding_window(self, build):
-        config = transformers.MistralConfig(
-            hidden_size=32,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            vocab_size=64,
-            sliding_window=8,
-        )
-        refused(build(config), "0: DynamicSlidingWindowLayer, 1: DynamicSlidingWindowLayer.*2 in")
-
-    def test_state_space(self, build):
-        config = transformers.MambaConfig(
-            hidden_size=32, state_size=4, num_hidden_layers=1, vocab_size=64
-        )
-        refused(build(config), "0: LinearAttentionLayer|keeps a state")
-
-    def test_latents_and_other_keys_and_values_of_different_dims(self, build):
-        config = transformers.DeepseekV3Config(
-            hidden_size=32,
-            intermediate_size=32,
-            moe_intermediate_size=16,
-            num_hidden_layers=1,
-            first_k_dense_replace=1,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            q_lora_rank=None,
-            kv_lora_rank=12,
-            qk_rope_head_dim=8,
-            qk_nope_head_dim=8,
-            v_head_dim=8,
-            vocab_size=64,
-        )
-        refused(build(config), r"layer 0: keys \[1, \d, 1, \d+\], values \[1, \d, 1, 8\]; supp")
-
-    @pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
-    def test_rope_that_depends_on_the_length(self, build, llama_settings, rope_type):
-        rope = {"rope_type": rope_type, "rope_theta": 10_000.0, "factor": 2.0}
-        if rope_type == "longrope":
-            rope |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
-            rope |= {"original_max_position_embeddings": 64}
-        refused(build(llama_settings(rope_parameters=rope)), f"RoPE of type '{rope_type}'")
-
-    def test_several_devices(self, llama):
-        model = copy.deepcopy(llama)
-        model.lm_head.to("meta")
-        refused(model, "the model lies on cpu, meta; supported: one device")
-
-    def test_an_adapter_that_nobody_named(self, llama, store):
-        model = copy.deepcopy(llama)
-        model.peft_config = {"default": object()}
-        refused(model, "a PEFT adapter is loaded")
-        PrefixCache(model, store, adapter=bytes(32))
-
-    def test_quantised_weights_without_a_fingerprint(self, llama, store):
-        model = copy.deepcopy(llama)
-        model.config.quantization_config = {"quant_method": "other"}
-        refused(model, "pass fingerprint=")
-        PrefixCache(model, store, fingerprint="revision 1")
-
-
-def foreign_cache():
-    return transformers.StaticCache(config=transformers.LlamaConfig(), max_cache_len=8)
-
-
-CALLS: dict[str, tuple[dict[str, Any], str]] = {
-    "batch": ({"input_ids": torch.ones(2, 8, dtype=torch.long)}, "a batch of 2 sequences"),
-    "padding": ({"attention_mask": torch.tensor([[0] + [1] * 7])}, "attention_mask hides tokens"),
-    "pad token": ({"pad_token_id": 1}, "the prompt has the pad token 1 and no attention_mask"),
-    "beams": ({"num_beams": 2}, "num_beams=2; supported: 1"),
-    "answers": ({"num_return_sequences": 2}, "num_return_sequences=2; supported: 1"),
-    "no cache": ({"use_cache": False}, "use_cache=False; supported: True"),
-    "static cache": ({"cache_implementation": "static"}, "cache_implementation='static'"),
-    "lookup": ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens=3; supported: not set"),
-    "assistant": ({"assistant_model": object()}, "assistant_model is given"),
-    "own loop": ({"custom_generate": print}, "custom_generate is given"),
-    "healing": ({"token_healing": True}, "token_healing=True"),
-    "prefill in pieces": ({"prefill_chunk_size": 4}, "prefill_chunk_size=4; supported: not set"),
-    "hidden states": ({"output_hidden_states": True}, "output_hidden_states=True"),
-    "embeddings": ({"inputs_embeds": torch.zeros(1, 8, 64)}, "model input 'inputs_embeds'"),
-    "positions": ({"position_ids": torch.arange(8)[None]}, "model input 'position_ids'"),
-    "image": ({"pixel_values": torch.zeros(1, 3, 4, 4)}, "model input 'pixel_values'"),
-    "other cache": ({"past_key_values": foreign_cache()}, "is a StaticCache; supported: a plain"),
-    "offloading": (
-        {"cache": transformers.DynamicCache(offloading=True)},
-        "is a DynamicCache that offloads",
-    ),
-    "two caches": (
-        {"cache": transformers.DynamicCache(), "past_key_values": transformers.DynamicCache()},
-        "both cache and past_key_values",
-    ),
-}
-
-
-class TestRefusedCalls:
-    @pytest.mark.parametrize("name", CALLS)
-    def test_reason_names_what_was_found(self, llama, store, name):
-        arguments, match = CALLS[name]
-        arguments = {"input_ids": torch.ones(1, 8, dtype=torch.long), **arguments}
-        cache = PrefixCache(llama, store)
-        with pytest.raises(UnsupportedCache, match=match):
-            cache.generate(arguments.pop("input_ids"), **arguments, **GREEDY)
-        assert cache.last.prompt_tokens == 0
-
-    def test_settings_of_the_config_and_of_the_model_count(self, llama, store, prompt):
-        config = transformers.GenerationConfig(num_beams=3, max_new_tokens=4)
-        with pytest.raises(UnsupportedCache, match="num_beams=3"):
-            PrefixCache(llama, store).generate(prompt(20), generation_config=config)
-        model = copy.deepcopy(llama)
-        model.generation_config.cache_implementation = "static"
-        with pytest.raises(UnsupportedCache, match="cache_implementation='static'"):
-            PrefixCache(model, store).generate(prompt(20), **GREEDY)
-
-    def test_training_mode(self, llama, store, prompt):
-        model = copy.deepcopy(llama)
-        cache = PrefixCache(model, store)
-        model.train()
-        with pytest.raises(UnsupportedCache, match="training mode"):
-            cache.generate(prompt(20), **GREEDY)
-
-    def test_a_model_that_was_converted_since(self, llama, store, prompt):
-        model = copy.deepcopy(llama)
-        cache = PrefixCache(model, store)
-        model.to(torch.bfloat16)
-        with pytest.raises(UnsupportedCache, match=r"was torch.float32 on cpu and is now torch.bf"):
-            cache.generate(prompt(20), **GREEDY)
-
-    def test_autocast(self, llama, store, prompt):
-        cache = PrefixCache(llama, store)
-        with (
-            torch.autocast("cpu", torch.bfloat16),
-            pytest.raises(UnsupportedCache, match="autocast is on"),
-        ):
-            cache.generate(prompt(20), **GREEDY)
-
-    def test_a_pad_token_is_a_token_where_a_mask_says_so(self, llama, store):
-        input_ids = torch.ones(1, 20, dtype=torch.long)
-        arguments = {**GREEDY, "pad_token_id": 1, "attention_mask": torch.ones_like(input_ids)}
-        output = PrefixCache(llama, store).generate(input_ids, **arguments)
-        assert torch.equal(output, llama.generate(input_ids, **arguments))

@@ -9,7 +9,8 @@
 
 from __future__ import annotations
 
+from kvstore.connectors.transformers.adapters import adapter_digest
 from kvstore.connectors.transformers.prefix_cache import PrefixCache
 from kvstore.connectors.transformers.report import Report
 
-__all__ = ["PrefixCache", "Report"]
+__all__ = ["PrefixCache", "Report", "adapter_digest"]

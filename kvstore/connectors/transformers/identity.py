@@ -11,14 +11,14 @@ import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from kvstore.errors import UnsupportedCache
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from kvstore.connectors.transformers.model import DecoderModel
 
@@ -61,31 +61,53 @@ def fingerprint(model: DecoderModel, weights: str | None = None) -> str:
         "config": _lasting(model.config.to_dict()),
         "weights": _weights(model) if weights is None else weights,
     }
+    adapters = adapter_state(model)
+    if adapters and weights is None:
+        # Of several that are loaded, which one is active is in no weight.
+        description["adapters"] = sorted(map(repr, adapters))
     text = json.dumps(description, sort_keys=True, separators=(",", ":"), default=repr)
     return f"sha256:{hashlib.sha256(text.encode('utf-8')).hexdigest()}"
 
 
-def adapter_state(model: DecoderModel) -> frozenset[tuple[bool, bool]]:
-    """Whether adapters are disabled, and whether merged, wherever there is one in the model."""
+class AdapterState(NamedTuple):
+    """How one module of a model has its adapters."""
+
+    is_disabled: bool
+    is_merged: bool
+    active: tuple[str, ...]
+    scaling: tuple[tuple[str, float], ...]
+
+
+def adapter_state(model: DecoderModel) -> frozenset[AdapterState]:
+    """Which adapters count, and how much, wherever there are any in the model."""
     if not getattr(model, "peft_config", None):
         return frozenset()
     return frozenset(
-        (bool(module.disable_adapters), bool(getattr(module, "merged", False)))
+        AdapterState(
+            bool(module.disable_adapters),
+            bool(getattr(module, "merged", False)),
+            tuple(getattr(module, "active_adapters", ())),
+            tuple(sorted(getattr(module, "scaling", {}).items())),
+        )
         for module in model.modules()
-        if hasattr(module, "disable_adapters")
+        # The model itself has methods of these names.
+        if isinstance(getattr(module, "disable_adapters", None), bool)
     )
 
 
-def _weights(model: DecoderModel) -> list[list[object]]:
-    """Name, type, shape and digest of each tensor."""
-    _check_weights_visible(model)
-    tensors = sorted(_tensors(model), key=lambda named: named[0])
+def tensor_digests(tensors: Sequence[tuple[str, torch.Tensor]]) -> list[list[object]]:
+    """Name, type, shape and digest of each tensor; on all cores."""
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # hashlib releases the GIL
         digests = list(pool.map(_tensor_digest, (tensor for _, tensor in tensors)))
     return [
         [name, str(tensor.dtype), list(tensor.shape), digest]
         for (name, tensor), digest in zip(tensors, digests, strict=True)
     ]
+
+
+def _weights(model: DecoderModel) -> list[list[object]]:
+    _check_weights_visible(model)
+    return tensor_digests(sorted(_tensors(model), key=lambda named: named[0]))
 
 
 def _check_weights_visible(model: DecoderModel) -> None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import DynamicCache, GenerationConfig, GenerationMixin
 
-from kvstore.connectors.transformers import geometry, identity
+from kvstore.connectors.transformers import caches, identity
+from kvstore.connectors.transformers.prompts import setting
 from kvstore.errors import UnsupportedCache
 
 if TYPE_CHECKING:
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
 #: depend on what follows it.
 UNSTABLE_ROPE_TYPES = frozenset({"dynamic", "longrope"})
 
-#: Settings of `generate` that lead away from greedy search and sampling over one DynamicCache, with
-#: the values that do not.
+#: Settings of `generate` that lead away from greedy search, sampling and beam search over one
+#: DynamicCache, with the values that do not.
 _PLAIN_SETTINGS: Mapping[str, tuple[object, ...]] = {
-    "num_beams": (None, 1),
-    "num_return_sequences": (None, 1),
+    "num_beam_groups": (None, 1),
     "use_cache": (None, True),
     "cache_implementation": (None,),
+    # Assisted decoding begins at the first token, whatever the cache holds.
     "prompt_lookup_num_tokens": (None,),
     "assistant_early_exit": (None,),
     "use_mtp": (None, False),
@@ -56,12 +57,13 @@ def check_model(model: DecoderModel) -> None:
         raise UnsupportedCache(
             f"{type(model).__name__} is an encoder-decoder model; supported: decoder models"
         )
-    foreign = geometry.foreign_layers(geometry.empty_cache(model))
+    cache = DynamicCache(config=config.get_text_config(decoder=True))
+    foreign = caches.foreign_layers(cache)
     if foreign:
         raise UnsupportedCache(
             f"cache layers {', '.join(foreign[:4])}{' ...' if foreign[4:] else ''} "
-            f"({len(foreign)} in all) keep more or less than the keys and values of all tokens; "
-            "supported: DynamicLayer in every layer (full attention)"
+            f"({len(foreign)} in all) keep more or less than the keys and values of tokens; "
+            "supported: DynamicLayer (full attention) and DynamicSlidingWindowLayer"
         )
     if getattr(model, "_is_stateful", False):
         raise UnsupportedCache(
@@ -74,6 +76,12 @@ def check_model(model: DecoderModel) -> None:
                 f"{type(model).__name__} shifts positions by what its last image was; supported: "
                 "models whose positions depend on the tokens alone"
             )
+    text_config = config.get_text_config(decoder=True)
+    if getattr(text_config, "use_bidirectional_attention", None) in (True, "all"):
+        raise UnsupportedCache(
+            "use_bidirectional_attention: the keys of a prefix change with what follows; "
+            "supported: causal attention"
+        )
     for rope_type in _rope_types(config.to_dict()):
         if rope_type in UNSTABLE_ROPE_TYPES:
             raise UnsupportedCache(
@@ -87,29 +95,30 @@ def check_model(model: DecoderModel) -> None:
 
 
 def check_adapter(model: DecoderModel, adapter: object) -> None:
-    """Raise UnsupportedCache where an adapter is loaded that nobody has named, or several are.
-
-    Its weights are in the fingerprint, but which of several is active is not, nor whether one is.
-    """
+    """Raise UnsupportedCache where an adapter is loaded and nobody has said which is active."""
     adapters = getattr(model, "peft_config", None) or {}
-    if len(adapters) > 1:
-        raise UnsupportedCache(
-            f"{len(adapters)} PEFT adapters are loaded, and which one is active can change between "
-            "calls; supported: one, or a merged one"
-        )
+    for name, config in adapters.items():
+        if getattr(config, "is_prompt_learning", False):
+            raise UnsupportedCache(
+                f"adapter {name!r} puts keys and values of its own before the prompt; supported: "
+                "adapters that change weights"
+            )
     if adapters and adapter is None:
         raise UnsupportedCache(
-            "a PEFT adapter is loaded: merge it, or pass adapter= with the SHA-256 of its content"
+            f"a PEFT adapter is loaded ({', '.join(sorted(map(str, adapters)))}): merge it, or "
+            "pass adapter= with the digest of the active one, which adapter_digest() computes"
         )
 
 
 def check_call(model: DecoderModel, input_ids: torch.Tensor, arguments: Mapping[str, Any]) -> None:
-    """Raise UnsupportedCache for a call of `generate` that is not one plain sequence."""
-    if not isinstance(input_ids, torch.Tensor) or input_ids.ndim != 2:
+    """Raise UnsupportedCache for a call of `generate` that goes other ways than those supported."""
+    is_batch = isinstance(input_ids, torch.Tensor) and input_ids.ndim == 2
+    if not is_batch or input_ids.is_floating_point() or 0 in input_ids.shape:
         found = list(getattr(input_ids, "shape", [])) or type(input_ids).__name__
-        raise TypeError(f"input_ids: expected a tensor of shape [1, tokens], got {found}")
-    if input_ids.shape[0] != 1:
-        raise UnsupportedCache(f"a batch of {input_ids.shape[0]} sequences; supported: one")
+        kind = f" of {input_ids.dtype}" if is_batch else ""
+        raise TypeError(
+            f"input_ids: expected a tensor of token ids, [rows, tokens], got {found}{kind}"
+        )
     if model.training:
         raise UnsupportedCache("the model is in training mode (dropout); call model.eval()")
     device_type = input_ids.device.type
@@ -119,14 +128,13 @@ def check_call(model: DecoderModel, input_ids: torch.Tensor, arguments: Mapping[
         )
     _check_arguments(arguments)
     _check_settings(model, arguments)
-    _check_mask(model, input_ids, arguments)
 
 
 def check_unchanged(
     model: DecoderModel,
     dtype: torch.dtype,
     device: torch.device,
-    adapters: frozenset[tuple[bool, bool]],
+    adapters: frozenset[identity.AdapterState],
 ) -> None:
     """Raise UnsupportedCache where the model is no longer what its fingerprint was taken from.
 
@@ -134,7 +142,8 @@ def check_unchanged(
     """
     if identity.adapter_state(model) != adapters:
         raise UnsupportedCache(
-            "the model's adapter was switched on, off or merged since; make another PrefixCache"
+            "the model's adapter was exchanged, scaled, switched on or off or merged since; make "
+            "another PrefixCache, one for each adapter"
         )
     if (model.dtype, model.device) != (dtype, device):
         raise UnsupportedCache(
@@ -145,17 +154,17 @@ def check_unchanged(
 
 def check_cache(cache: object) -> None:
     """Raise UnsupportedCache for a caller's cache that cannot be copied as keys and values."""
-    if type(cache) is not DynamicCache or getattr(cache, "offloading", False):
+    if not isinstance(cache, DynamicCache) or not caches.is_plain(cache):
         raise UnsupportedCache(
-            f"{geometry.CACHE_ARGUMENT} is a {type(cache).__name__}"
+            f"{caches.CACHE_ARGUMENT} is a {type(cache).__name__}"
             f"{' that offloads' if getattr(cache, 'offloading', False) else ''}; "
             "supported: a plain DynamicCache, or none"
         )
-    foreign = geometry.foreign_layers(cache)
+    foreign = caches.foreign_layers(cache)
     if foreign:
         raise UnsupportedCache(
-            f"{geometry.CACHE_ARGUMENT} has layers {', '.join(foreign[:4])}; "
-            "supported: DynamicLayer"
+            f"{caches.CACHE_ARGUMENT} has layers {', '.join(foreign[:4])}; "
+            "supported: those of full attention and of sliding windows"
         )
 
 
@@ -163,7 +172,7 @@ def _check_arguments(arguments: Mapping[str, Any]) -> None:
     for name in _PLAIN_ARGUMENTS:
         if arguments.get(name) is not None:
             raise UnsupportedCache(
-                f"{name} is given; supported: greedy search and sampling by generate itself"
+                f"{name} is given; supported: greedy search, sampling and beam search by generate"
             )
     allowed = {*inspect.signature(GenerationMixin.generate).parameters} - {"self", "inputs"}
     allowed |= {*vars(_default_settings()), "attention_mask", "tokenizer"}
@@ -171,47 +180,16 @@ def _check_arguments(arguments: Mapping[str, Any]) -> None:
         if name not in allowed and value is not None:
             raise UnsupportedCache(
                 f"model input {name!r}: it may change what is cached, and blocks are found by "
-                "their tokens alone; supported: input_ids, with an attention_mask of ones"
+                "their tokens alone; supported: input_ids and attention_mask"
             )
 
 
 def _check_settings(model: DecoderModel, arguments: Mapping[str, Any]) -> None:
     for name, plain in _PLAIN_SETTINGS.items():
-        value = _setting(model, arguments, name)
+        value = setting(model, arguments, name)
         if value not in plain:
             shown = " or ".join(repr(each) for each in plain if each is not None) or "not set"
             raise UnsupportedCache(f"{name}={value!r}; supported: {shown}")
-
-
-def _check_mask(model: DecoderModel, input_ids: torch.Tensor, arguments: Mapping[str, Any]) -> None:
-    mask = arguments.get("attention_mask")
-    if mask is not None:
-        if not bool((mask == 1).all()):
-            raise UnsupportedCache(
-                "attention_mask hides tokens (padding); supported: ones everywhere, or none"
-            )
-        return
-    # Without a mask, generate takes a pad token for padding, unless that token ends texts too.
-    pad = _setting(model, arguments, "pad_token_id")
-    end = _setting(model, arguments, "eos_token_id")
-    ends = set(torch.as_tensor([] if end is None else end).reshape(-1).tolist())
-    if pad is not None and int(pad) not in ends and bool((input_ids == int(pad)).any()):
-        raise UnsupportedCache(
-            f"the prompt has the pad token {int(pad)} and no attention_mask, so generate would "
-            "hide that token; supported: an attention_mask of ones"
-        )
-
-
-def _setting(model: DecoderModel, arguments: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401
-    """The value that `generate` will use: the call's, its config's, or the model's default."""
-    for value in (
-        arguments.get(name),
-        getattr(arguments.get("generation_config"), name, None),
-        getattr(model.generation_config, name, None),
-    ):
-        if value is not None:
-            return value
-    return None
 
 
 def _default_settings() -> object:

@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One call. Tokens of the prompt are either loaded or computed; blocks are whole ones.
+    """One call. Tokens of the prompts are either loaded or computed, over all rows of the batch.
 
-    `reason` says why fewer blocks were loaded than the prompt has to offer, None where all were or
-    where the store was not asked (`from_caller`: the caller brought KV of its own, which is neither
-    looked up nor stored). `hits_by_tier` counts the loaded blocks by the tier that held them.
+    `reason` says why no more was loaded, None where no more could be or where the store was not
+    asked (`from_caller`: the caller brought KV of its own, which is neither looked up nor stored).
+    `hits_by_tier` counts the blocks that were found, by the tier that held them; a block counts for
+    each prompt that has it, though it is read once (`loaded_bytes`).
     `put_outcomes` counts the blocks offered to the store, of which `stored_blocks` are new in it.
     `load_seconds` is lookup, lease and copy, all of it before the first token; `store_seconds` is
-    all time spent on storing, none of it before the first token.
+    all time spent on storing, none of it before the first token is handed out.
     """
 
     prompt_tokens: int
@@ -53,27 +54,35 @@ class Report:
 
 @dataclass(slots=True)
 class Tally:
-    """The same while the call runs."""
+    """The same while the call runs, and the `misses` among the blocks that could be loaded."""
 
     prompt_tokens: int
-    loaded_blocks: int = 0
-    hits_by_tier: dict[str, int] = field(default_factory=dict)
+    loadable_blocks: int = 0
+    loaded_tokens: int = 0
+    loaded_bytes: int = 0
+    hits_by_tier: Counter[str] = field(default_factory=Counter)
     reason: Outcome | None = None
+    misses: Counter[Outcome] = field(default_factory=Counter)
     put_outcomes: Counter[Outcome] = field(default_factory=Counter)
     stored_blocks: int = 0
+    stored_bytes: int = 0
     load_seconds: float = 0.0
     store_seconds: float = 0.0
 
-    def report(self, *, block_tokens: int, block_bytes: int, from_caller: bool) -> Report:
+    def lose_load(self, reason: Outcome) -> None:
+        """Note that nothing was loaded, whatever was found."""
+        self.reason = reason
+        self.misses = Counter({reason: max(1, self.loadable_blocks)})
+
+    def report(self, *, from_caller: bool) -> Report:
         """Freeze it."""
-        loaded_tokens = self.loaded_blocks * block_tokens
         return Report(
             prompt_tokens=self.prompt_tokens,
-            loaded_tokens=loaded_tokens,
-            computed_tokens=self.prompt_tokens - loaded_tokens,
+            loaded_tokens=self.loaded_tokens,
+            computed_tokens=self.prompt_tokens - self.loaded_tokens,
             stored_blocks=self.stored_blocks,
-            loaded_bytes=self.loaded_blocks * block_bytes,
-            stored_bytes=self.stored_blocks * block_bytes,
+            loaded_bytes=self.loaded_bytes,
+            stored_bytes=self.stored_bytes,
             hits_by_tier=MappingProxyType(dict(self.hits_by_tier)),
             reason=self.reason,
             put_outcomes=MappingProxyType(dict(self.put_outcomes)),
