@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+import kvstore
 from kvstore.messages import BlockSpec, PinKind, PinRequest, UnpinRequest
 from kvstore.policy import POLICIES, LruPolicy
 from kvstore.policy.victims import PARENTS_SEARCHED_MAX, SEARCHED_MAX
@@ -227,3 +230,11 @@ class TestQueue:
 def test_a_policy_is_found_by_its_name():
     assert list(POLICIES) == ["lru", "lru-r", "lru-n", "credit"]
     assert all(policy.name == name for name, policy in POLICIES.items())
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_store_opens_with_it(tmp_path, name):
+    config = tmp_path / "kvstore.toml"
+    config.write_text(f'[store]\npolicy = "{name}"\n', encoding="utf-8")
+    with kvstore.open(config, dram_capacity_bytes="1MiB") as store:
+        assert isinstance(store._runner._core._blocks._policy, POLICIES[name])

@@ -33,17 +33,6 @@ DEFAULT_SEED = 1
 DEFAULT_REQUESTS = 3_000
 REQUESTS_MAX = 10_000_000
 
-_EPILOGUE = (
-    "examples:\n"
-    "  kvstore replay --generate chat                        without any trace\n"
-    "  kvstore replay trace.jsonl.gz --policy all            which policy suits it\n"
-    "  kvstore replay trace.jsonl.gz --capacity-fraction 3%  one size\n\n"
-    + terminal.fill(
-        "Nothing is stored: the store's own index and policy run without bytes, one request "
-        "after the other. 100,000 blocks asked for take about 3 s for each policy and size."
-    )
-)
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
@@ -90,11 +79,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens of one block (default: %(default)s)",
     )
-    _add_generator_arguments(parser)
-    parser.epilog = _EPILOGUE
+    _add_options_of_making(parser)
+    parser.epilog = (
+        "examples:\n"
+        "  kvstore replay --generate chat                        without any trace\n"
+        "  kvstore replay trace.jsonl.gz --policy all            which policy suits it\n"
+        "  kvstore replay trace.jsonl.gz --capacity-fraction 3%  one size\n\n"
+        + terminal.fill(
+            "Nothing is stored: the store's own index and policy run without bytes, one request "
+            "after the other. 100,000 blocks asked for take about 3 s for each policy and size."
+        )
+    )
 
 
-def _add_generator_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_options_of_making(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--generate",
         type=one_of(*KINDS),
