@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, insort
+from collections import OrderedDict
 from enum import StrEnum
 
 import msgspec
@@ -76,7 +77,9 @@ class Slots:
         # Free extents, three views of one set: where each starts, where each ends, and by size.
         self._size_at: dict[int, int] = {}
         self._start_of_end: dict[int, int] = {}
-        self._starts_of_size: dict[int, dict[int, None]] = {}
+        # Ordered by when they became free, in an OrderedDict: a dict finds its first key slowly
+        # where many before it were deleted.
+        self._starts_of_size: dict[int, OrderedDict[int, None]] = {}
         self._sizes: list[int] = []  # sorted keys of _starts_of_size
         self._add_extent(0, self.capacity_bytes)
 
@@ -207,7 +210,7 @@ class Slots:
         self._start_of_end[start + size] = start
         starts = self._starts_of_size.get(size)
         if starts is None:
-            self._starts_of_size[size] = starts = {}
+            self._starts_of_size[size] = starts = OrderedDict()
             insort(self._sizes, size)
         starts[start] = None
 

@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
             lambda found: f"is {found[1]}: there is {found[2].replace(_QUOTE, '')}",
             message,
         )
-        found = re.fullmatch(r"argument (?:.*/)?([^:]+?): (.*)", message, re.DOTALL)
+        found = re.fullmatch(r"argument (?:[^:]*/)?([^:]+?): (.*)", message, re.DOTALL)
         if found:
             joint = " " if found[2].startswith("is ") else ": "
             message = f"{found[1]}{joint}{found[2]}"

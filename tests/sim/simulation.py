@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import NamedTuple
 
-from kvstore.policy import LruNPolicy, LruPolicy, LruRPolicy
+from kvstore.policy import CreditPolicy, LruNPolicy, LruPolicy, LruRPolicy
 from kvstore.settings import CoreSettings
 from kvstore.slots import Slots
 from kvstore.store import Core
@@ -82,7 +82,7 @@ def _make_runner(rng: Random, schedule: Schedule, *, recounts: bool) -> Simulati
     keeps_records = rng.random() < 0.5
     units = rng.choice([8, 16, 32, 64, 128])
     faults = drawn_faults(rng, keeps_records=keeps_records)
-    policy = rng.choice([LruPolicy, LruPolicy, LruRPolicy, LruNPolicy])()
+    policy = rng.choice([LruPolicy, CreditPolicy, LruRPolicy, LruNPolicy])()
     settings = rng.choice([CoreSettings(), CoreSettings(watermark_high=0.9, watermark_low=0.6)])
     capacity_bytes = units * SLOT_ALIGNMENT_BYTES
     core = Core(schedule.clock, Slots(capacity_bytes), policy, settings=settings)

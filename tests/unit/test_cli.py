@@ -104,7 +104,9 @@ def test_a_word_like_no_command_lists_them(capsys):
     assert "there are demo, config, bench, replay, version" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--bloks", "3"], ["--block", "3"], ["--blocks", "x"], ["more"]])
+@pytest.mark.parametrize(
+    "words", [["--bloks", "3"], ["--block", "3"], ["--blocks", "a/b"], ["more"]]
+)
 def test_wrong_options_are_usage(probe, capsys, words: list[str]):
     assert cli.main(["probe", *words]) == 2
     captured = capsys.readouterr()
