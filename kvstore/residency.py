@@ -39,7 +39,7 @@ _INDEX_SHARE = 16
 
 
 def capacity_for(slots: int, size_bytes: int) -> int:
-    """The least capacity that holds so many slots, of so many bytes in all, and their entries.
+    """The least capacity that holds so many slots of one size, in all so long, and their entries.
 
     A tier of that capacity holds not one slot more, of any size.
     """

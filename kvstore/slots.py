@@ -101,8 +101,9 @@ class Slots:
         """Make a slot in state `reserved` for `length_bytes`; None where no extent is that large.
 
         Takes the smallest extent that fits, and of those the one that has been free for longest.
-        In it the slot begins at a multiple of its size, if there is room for that: slots of one
-        size then leave no gaps between them, and a larger one finds whole ones to replace.
+        In it a slot whose size is a power of two begins at a multiple of that, if there is room:
+        so smaller ones lie within what a larger one can replace as a whole. Other sizes, such as
+        those of two parts of a block, would leave gaps that nothing fits into.
         """
         size = slot_size_bytes(length_bytes)
         position = bisect_left(self._sizes, size)
@@ -112,7 +113,7 @@ class Slots:
         start = next(iter(self._starts_of_size[extent_size]))
         self._remove_extent(start, extent_size)
         end = start + extent_size
-        aligned = -(-start // size) * size
+        aligned = -(-start // size) * size if size & (size - 1) == 0 else start
         if start < aligned <= end - size:
             self._add_extent(start, aligned - start)
             start = aligned

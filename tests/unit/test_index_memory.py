@@ -168,17 +168,13 @@ class TestCheck:
             driver.core.check()
 
 
-@given(
-    sizes=st.lists(
-        st.integers(1, 40).map(lambda units: units * UNIT_BYTES), min_size=1, max_size=60
-    )
-)
-def test_the_capacity_for_some_blocks_holds_them_and_not_one_more(sizes: list[int]):
-    units = capacity_for(len(sizes), sum(sizes)) // UNIT_BYTES
+@given(blocks=st.integers(1, 60), block_units=st.integers(1, 40))
+def test_the_capacity_for_some_blocks_holds_them_and_not_one_more(blocks: int, block_units: int):
+    units = capacity_for(blocks, blocks * block_units * UNIT_BYTES) // UNIT_BYTES
     driver = Driver(units, entry_bytes=ENTRY_BYTES)
     assert driver.core.slots.capacity_bytes == units * UNIT_BYTES
-    for i, size in enumerate(sizes):
-        lease_of = chain(f"{i}-", 1, units=size // UNIT_BYTES)
+    for i in range(blocks):
+        lease_of = chain(f"{i}-", 1, units=block_units)
         assert driver.put(lease_of) == [GRANTED]
         driver.lease(lease_of)
     assert driver.put(chain("more", 1)) == [FULL]
