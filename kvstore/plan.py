@@ -12,7 +12,8 @@ as the new block:
 
 Whatever was there before, a tier that is filled with blocks of one size ends up as a row of its
 windows, with nothing lost between them; runs that begin anywhere would leave gaps for good. Where a
-window is fenced in by what is protected, the run begins anywhere.
+window is fenced in by what is protected, the run begins anywhere; and so it does for sizes that
+have no windows (`Slots.has_windows`).
 
 Runs evict hardly more bytes than were asked for, of any size, and neighbours are mostly of one age,
 having been written together. Where all blocks have one size a run is one block: plain policy order.
@@ -97,6 +98,8 @@ class _Extent:
     def run(self, size_bytes: int) -> _Run | None:
         """Who leaves for `size_bytes` around the seed; None if it is fenced in."""
         is_enough = self._end - self._start >= size_bytes
+        if not self._slots.has_windows(size_bytes):
+            return self._run() if is_enough or self._grow(size_bytes) else None
         if is_enough and (self._seed.size_bytes < size_bytes or self._has_window(size_bytes)):
             return self._run()
         run = self._run() if self._fill_window(size_bytes) else None

@@ -50,9 +50,17 @@ class Slot(msgspec.Struct, eq=False, gc=False):
         )
 
 
+#: Slots of other sizes than powers of two may take this part of a tier before windows end.
+_ODD_SHARE = 16
+
+
 def slot_size_bytes(length_bytes: int) -> int:
     """Bytes that a payload of `length_bytes` takes up: rounded up to 4 KiB, never 0."""
     return max(1, -(-length_bytes // SLOT_ALIGNMENT_BYTES)) * SLOT_ALIGNMENT_BYTES
+
+
+def _odd_bytes_of(size_bytes: int) -> int:
+    return size_bytes if size_bytes & (size_bytes - 1) else 0
 
 
 class Slots:
@@ -74,6 +82,7 @@ class Slots:
         self._granted_by_end: dict[int, Slot] = {}
         self.free_bytes = self.capacity_bytes
         self._bytes = dict.fromkeys(SlotState, 0)
+        self._odd_bytes = 0  # of slots whose size is no power of two
         # Free extents, three views of one set: where each starts, where each ends, and by size.
         self._size_at: dict[int, int] = {}
         self._start_of_end: dict[int, int] = {}
@@ -97,13 +106,21 @@ class Slots:
         """Bytes of all slots in `state`."""
         return self._bytes[state]
 
+    def has_windows(self, size_bytes: int) -> bool:
+        """Do slots of this size begin at multiples of it?
+
+        Powers of two do: their windows nest, so smaller ones lie within what a larger one can
+        replace as a whole. Where other sizes take much of the tier, such as those of the parts of
+        one block, windows would leave gaps between them that nothing fits into.
+        """
+        is_power = size_bytes & (size_bytes - 1) == 0
+        return is_power and self._odd_bytes * _ODD_SHARE <= self.capacity_bytes
+
     def grant(self, length_bytes: int) -> Slot | None:
         """Make a slot in state `reserved` for `length_bytes`; None where no extent is that large.
 
         Takes the smallest extent that fits, and of those the one that has been free for longest.
-        In it a slot whose size is a power of two begins at a multiple of that, if there is room:
-        so smaller ones lie within what a larger one can replace as a whole. Other sizes, such as
-        those of two parts of a block, would leave gaps that nothing fits into.
+        In it the slot begins at a multiple of its size, if it `has_windows` and there is room.
         """
         size = slot_size_bytes(length_bytes)
         position = bisect_left(self._sizes, size)
@@ -113,7 +130,7 @@ class Slots:
         start = next(iter(self._starts_of_size[extent_size]))
         self._remove_extent(start, extent_size)
         end = start + extent_size
-        aligned = -(-start // size) * size if size & (size - 1) == 0 else start
+        aligned = -(-start // size) * size if self.has_windows(size) else start
         if start < aligned <= end - size:
             self._add_extent(start, aligned - start)
             start = aligned
@@ -124,6 +141,7 @@ class Slots:
         self._granted_by_end[start + size] = slot
         self._bytes[SlotState.RESERVED] += size
         self.free_bytes -= size
+        self._odd_bytes += _odd_bytes_of(size)
         return slot
 
     def move(self, slot: Slot, state: SlotState) -> None:
@@ -144,6 +162,7 @@ class Slots:
         del self._granted[start]
         self._bytes[slot.state] -= size
         self.free_bytes += size
+        self._odd_bytes -= _odd_bytes_of(size)
         self._next_generation(start)
         end = start + size
         del self._granted_by_end[end]

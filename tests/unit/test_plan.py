@@ -123,3 +123,13 @@ def test_a_mix_of_sizes_evicts_about_what_it_needs():
     steady = free_units[300:]
     assert sum(steady) / len(steady) < 0.04 * 2048
     assert max(steady) < 0.12 * 2048
+
+
+@pytest.mark.parametrize("units", [(5, 7), (16, 24), (96, 256)])
+def test_a_tier_of_parts_of_odd_sizes_stays_full(units):
+    """The parts of one block come in turns, and whatever leaves makes room for its like."""
+    driver = Driver(2048)
+    for i in range(600):
+        size = units[i % len(units)]
+        assert driver.put(chain(f"{i}-", 1, units=size)) == [Outcome.GRANTED]
+    assert driver.usage("free") < 0.02 * 2048
