@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 #: What one entry takes: its key, its place, its slot, the tables that name them, its place in the
 #: policy's queue. Measured over 20,000 to 1,400,000 blocks of one part: 870 to 1,000 bytes asked of
-#: Python's allocator, 1,020 to 1,210 of resident memory, as tables are full or have just grown. A
-#: part of a block with several takes a third more; a TTL, a pin or a lease is not in it either.
+#: Python's allocator, 1,020 to 1,210 of resident memory, as tables are full or have just grown.
+#: Not in it: a third more for a part of a block with several, 80 bytes where a block was stored
+#: without its parent and names it by an object of its own, TTLs, pins, leases.
 ENTRY_BYTES = 1_152
 #: The index may take this part of a capacity besides it.
 _INDEX_SHARE = 16

@@ -18,6 +18,7 @@ _LOOKUP_COLUMNS = (
     ("limit p50", "limit", "p50_us", "11.1f"),
     ("match p50", "match", "p50_us", "11.1f"),
     ("p99", "match", "p99_us", "9.1f"),
+    ("CPU p99", "match", "cpu_p99_us", "10.1f"),
     ("ns/key", "match", "ns_per_key", "8.0f"),
     ("ratio", "match", "ratio", "8.3f"),
     ("lease+release", "lease_release", "p50_us", "15.1f"),
