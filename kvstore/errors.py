@@ -103,6 +103,10 @@ class TierError(KVStoreError):
     """A tier failed as a whole."""
 
 
+class WireError(KVStoreError):
+    """What came over a connection is no message of ours; the connection is closed."""
+
+
 class UnsupportedCache(KVStoreError):
     """An engine's cache cannot be stored and loaded without loss; the message says why."""
 

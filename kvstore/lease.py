@@ -37,17 +37,32 @@ def _first(request: LeaseRequest, blocks: int) -> LeaseRequest:
 
 
 class Lease:
-    """Entries, each counted as used once, until `deadline`."""
+    """The entries of a prefix, each counted as used once, until `deadline`.
 
-    __slots__ = ("deadline", "entries", "latest_deadline", "lease_id")
+    It has one holder more for each that adopted it, and ends with the last of them.
+    """
+
+    __slots__ = ("deadline", "holders", "latest_deadline", "lease_id", "prefix", "width")
 
     def __init__(
-        self, lease_id: int, entries: list[Entry], deadline: float, latest_deadline: float
+        self,
+        lease_id: int,
+        prefix: Prefix,
+        request: LeaseRequest,
+        deadline: float,
+        latest_deadline: float,
     ) -> None:
         self.lease_id = lease_id
-        self.entries = entries
+        self.prefix = prefix
+        self.width = 1 + len(request.more)
+        self.holders = {request.holder}
         self.latest_deadline = latest_deadline
         self.deadline = min(deadline, latest_deadline)
+
+    @property
+    def entries(self) -> list[Entry]:
+        """What it protects."""
+        return self.prefix.entries
 
 
 class Leases:
@@ -79,7 +94,7 @@ class Leases:
         What would take the leased bytes over their cap is `busy`; None where `can_wait` and a
         release may make place for it.
         """
-        counters, tier = self._counters, self._blocks.tier
+        counters = self._counters
         if not self._fits(prefix.entries):
             all_bytes = sum(entry.size_bytes for entry in prefix.entries)
             if can_wait and all_bytes <= self.cap_bytes:
@@ -100,36 +115,66 @@ class Leases:
             entry.leases += 1
         self._last_id += 1
         latest = now + self._lease_seconds_max
-        lease = Lease(self._last_id, entries, now + request.ttl_seconds, latest)
+        lease = Lease(self._last_id, prefix, request, now + request.ttl_seconds, latest)
         self._leases[lease.lease_id] = lease
         self.deadlines.add(lease.deadline, lease.lease_id)
-        places = places_of(prefix, 1 + len(request.more))
-        blocks, by_tier = prefix.blocks, {tier: prefix.blocks}
-        return LeaseAnswer(
-            lease.lease_id, blocks, places, lease.deadline, by_tier, prefix.reason, moves
-        )
+        return self._answer(lease)
 
-    def renew(self, lease_id: int, ttl_seconds: float, now: float) -> float | None:
-        """Move a deadline on, never back, never past the maximum; None where it has ended."""
+    def adopt(self, domain: bytes, lease_id: int, holder: int, now: float) -> LeaseAnswer:
+        """Add a holder to a lease of the same domain; without a lease where it has ended."""
         lease = self._leases.get(lease_id)
+        if lease is None or any(entry.domain != domain for entry in lease.entries):
+            return LeaseAnswer(0, 0, [], now, {}, Outcome.EXPIRED, self._blocks.slots.moves)
+        lease.holders.add(holder)
+        return self._answer(lease)
+
+    def renew(self, lease_id: int, holder: int, ttl_seconds: float, now: float) -> float | None:
+        """Move a deadline on, never back, never past the maximum; None where it has ended."""
+        lease = self._held(lease_id, holder)
         if lease is None:
             return None
         lease.deadline = max(lease.deadline, min(now + ttl_seconds, lease.latest_deadline))
         return lease.deadline
 
-    def release(self, lease_id: int) -> bool:
-        """End a lease by its holder's word; False where it had ended before."""
-        lease = self._leases.pop(lease_id, None)
+    def release(self, lease_id: int, holder: int) -> bool:
+        """End a lease by the word of its last holder; False where it had ended before."""
+        lease = self._held(lease_id, holder)
         if lease is None:
             return False
-        self.deadlines.drop(lease_id)
-        self._end(lease, "released")
+        lease.holders.remove(holder)
+        if not lease.holders:
+            del self._leases[lease_id]
+            self.deadlines.drop(lease_id)
+            self._end(lease, "released")
         return True
+
+    def end_holder(self, holder: int) -> int:
+        """A process is gone; how many leases it had."""
+        held = [lease_id for lease_id, lease in self._leases.items() if holder in lease.holders]
+        for lease_id in held:
+            self.release(lease_id, holder)
+        return len(held)
 
     def expire(self, now: float) -> None:
         """End the leases whose deadline has come."""
         for lease_id in self.deadlines.pop_due(now):
             self._end(self._leases.pop(lease_id), "expired")
+
+    def _held(self, lease_id: int, holder: int) -> Lease | None:
+        lease = self._leases.get(lease_id)
+        return lease if lease is not None and holder in lease.holders else None
+
+    def _answer(self, lease: Lease) -> LeaseAnswer:
+        prefix = lease.prefix
+        return LeaseAnswer(
+            lease.lease_id,
+            prefix.blocks,
+            places_of(prefix, lease.width),
+            lease.deadline,
+            {self._blocks.tier: prefix.blocks},
+            prefix.reason,
+            self._blocks.slots.moves,
+        )
 
     def _fits(self, entries: list[Entry]) -> bool:
         """Can these be leased within the cap?"""

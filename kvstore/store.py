@@ -25,11 +25,14 @@ from kvstore.lease import Leases, places_of
 from kvstore.messages import (
     AbortAnswer,
     AbortRequest,
+    AdoptRequest,
     Answer,
     CommitAnswer,
     CommitRequest,
     DeleteAnswer,
     DeleteRequest,
+    EndHolderAnswer,
+    EndHolderRequest,
     LeaseRequest,
     LostAnswer,
     LostRequest,
@@ -122,6 +125,8 @@ class Core:
             LeaseRequest: self._begin_waitable,
             ReadRequest: self._read,
             ReserveRequest: self._begin_waitable,
+            AdoptRequest: self._adopt,
+            EndHolderRequest: self._end_holder,
             RenewRequest: self._renew,
             ReleaseRequest: self._release,
             LostRequest: self._count_lost,
@@ -154,6 +159,14 @@ class Core:
     def tick(self, now: float) -> Step:
         """End what is due at `now`. Call it at `next_deadline()` or any time after."""
         self._expire(now)
+        return self._finish(now)
+
+    def extend(self, usable_bytes: int) -> Step:
+        """More of the tier's memory is there; see `Slots.extend`."""
+        now = self._clock.now()
+        self._expire(now)
+        self._blocks.slots.extend(usable_bytes)
+        self._state_when_retried = ()
         return self._finish(now)
 
     def next_deadline(self) -> float | None:
@@ -195,6 +208,7 @@ class Core:
         slots = self._blocks.slots
         return {
             "capacity_bytes": slots.capacity_bytes,
+            "usable_bytes": slots.usable_bytes,
             "free_bytes": slots.free_bytes,
             "largest_free_bytes": slots.largest_free_bytes,
             **{f"{state}_bytes": slots.bytes_in(state) for state in SlotState},
@@ -309,12 +323,24 @@ class Core:
 
     def _renew(self, request_id: int, request: Request, now: float) -> None:
         request = cast("RenewRequest", request)
-        deadline = self._leases.renew(request.lease_id, request.ttl_seconds, now)
+        seconds, holder = request.ttl_seconds, request.holder
+        deadline = self._leases.renew(request.lease_id, holder, seconds, now)
         self._answer(request_id, RenewAnswer(deadline))
 
     def _release(self, request_id: int, request: Request, _now: float) -> None:
         request = cast("ReleaseRequest", request)
-        self._answer(request_id, ReleaseAnswer(self._leases.release(request.lease_id)))
+        was_held = self._leases.release(request.lease_id, request.holder)
+        self._answer(request_id, ReleaseAnswer(was_held))
+
+    def _adopt(self, request_id: int, request: Request, now: float) -> None:
+        domain, lease_id, holder = cast("AdoptRequest", request)
+        self._answer(request_id, self._leases.adopt(domain, lease_id, holder, now))
+
+    def _end_holder(self, request_id: int, request: Request, _now: float) -> None:
+        holder = cast("EndHolderRequest", request).holder
+        leases = self._leases.end_holder(holder)
+        reservations = self._reservations.end_holder(holder)
+        self._answer(request_id, EndHolderAnswer(leases, reservations))
 
     def _count_lost(self, request_id: int, request: Request, _now: float) -> None:
         request = cast("LostRequest", request)
@@ -324,13 +350,16 @@ class Core:
     def _commit(self, request_id: int, request: Request, now: float) -> None:
         request = cast("CommitRequest", request)
         self.counters.add("differing_puts", request.differing_puts)
-        published = self._reservations.commit(request.reservation_id, request.blocks, now)
+        published = self._reservations.commit(
+            request.reservation_id, request.holder, request.blocks, now
+        )
         self._step.transfers.extend(self._transfers.start_checksums(published or (), request_id))
         outcome = Outcome.EXPIRED if published is None else Outcome.OK
         self._answer(request_id, CommitAnswer(outcome))
 
     def _abort(self, request_id: int, request: Request, _now: float) -> None:
-        was_open = self._reservations.abort(cast("AbortRequest", request).reservation_id)
+        request = cast("AbortRequest", request)
+        was_open = self._reservations.abort(request.reservation_id, request.holder)
         self._answer(request_id, AbortAnswer(was_open))
 
     def _delete(self, request_id: int, request: Request, _now: float) -> None:

@@ -1,0 +1,353 @@
+"""The control thread: owns the core, and serves the Unix socket with a selector loop.
+
+Nothing here runs for long: payload never comes this way, checksums are made by a worker, and what
+a client may have under way is bounded.
+
+    client ──> bytes ──> frame ──> request ──> core.begin ──> answers ──> frames ──> clients
+                                                   └──> transfers ──> worker ──> core.complete
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import time
+from collections import deque
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from kvstore.errors import InvariantViolated, WireError
+from kvstore.messages import EndHolderRequest, ReleaseRequest, ReserveRequest
+from kvstore.server.connection import Connection
+from kvstore.server.sessions import Sessions, identify
+from kvstore.types import SINGLE_DOMAIN
+from kvstore.wire import WIRE_VERSION, frame, serves, unpack_numbers
+from kvstore.wire_answers import answer_fields
+from kvstore.wire_requests import request_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvstore.clock import Clock
+    from kvstore.messages import Step, Transfer
+    from kvstore.server.pool import SharedPool
+    from kvstore.server.sessions import Session
+    from kvstore.store import Core
+    from kvstore.types import Outcome
+
+CONNECTIONS_MAX = 1_024
+_ACCEPTED_AT_ONCE = 16
+#: No longer than this without a look at the clock.
+_IDLE_SECONDS = 1.0
+
+
+class Control:
+    """One core, one socket, and everybody who is connected to it.
+
+    `listener` is a listening Unix socket; it and the pool stay the caller's. `incarnation` tells
+    this run of the daemon from every other one. Use `run` in one thread; `stop`, `completed` and
+    `populated` may be called from any.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        pool: SharedPool,
+        listener: socket.socket,
+        clock: Clock,
+        incarnation: bytes,
+    ) -> None:
+        self._core = core
+        self._pool = pool
+        self._listener = listener
+        self._clock = clock
+        self._incarnation = incarnation
+        self._sessions = Sessions()
+        self._connections: dict[int, Connection] = {}
+        self._asked: dict[int, tuple[Connection | None, int]] = {}  # by the core's request id
+        self._last_request_id = 0
+        self._started_at = time.time()
+        #: What other threads have to say, and a descriptor that wakes this one up for it.
+        self._news: deque[Callable[[], None]] = deque()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.work: SimpleQueue[Transfer | None] = SimpleQueue()
+        self._is_stopping = False
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._wake_fd, selectors.EVENT_READ, self._hear)
+
+    # -- from other threads --------------------------------------------------------------------
+
+    def call_soon(self, action: Callable[[], None]) -> None:
+        """Have something done in the control thread."""
+        self._news.append(action)
+        with suppress(OSError, ValueError):
+            os.eventfd_write(self._wake_fd, 1)
+
+    def completed(self, transfer: Transfer, outcome: Outcome, checksum: int | None) -> None:
+        """A worker has carried a transfer out."""
+        self.call_soon(lambda: self._take(self._core.complete(transfer, outcome, checksum)))
+
+    def populated(self, usable_bytes: int) -> None:
+        """More of the pool's memory is there."""
+        self.call_soon(lambda: self._take(self._core.extend(usable_bytes)))
+
+    def stop(self) -> None:
+        """Let `run` return after the events at hand."""
+
+        def stop() -> None:
+            self._is_stopping = True
+
+        self.call_soon(stop)
+
+    # -- the loop ------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until `stop`; then close every connection."""
+        try:
+            while not self._is_stopping:
+                for key, events in self._selector.select(self._timeout()):
+                    key.data(*((events,) if isinstance(key.fileobj, socket.socket) else ()))
+                self._tick()
+        finally:
+            self._close()
+
+    def _timeout(self) -> float:
+        deadline = self._core.next_deadline()
+        if deadline is None:
+            return _IDLE_SECONDS
+        return min(_IDLE_SECONDS, max(0.0, deadline - self._clock.now()))
+
+    def _tick(self) -> None:
+        deadline, now = self._core.next_deadline(), self._clock.now()
+        if deadline is not None and deadline <= now:
+            self._take(self._core.tick(now))
+
+    def _hear(self) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._wake_fd)
+        while self._news:
+            self._news.popleft()()
+
+    def _close(self) -> None:
+        for connection in list(self._connections.values()):
+            self._drop(connection)
+        for session in self._sessions:
+            self._forget_process(session)
+        self._selector.close()
+        os.close(self._wake_fd)
+
+    # -- connections ---------------------------------------------------------------------------
+
+    def _accept(self, _events: int) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                accepted, _ = self._listener.accept()
+            except OSError:
+                return  # there is none, or it has gone again, or we are out of descriptors
+            if len(self._connections) >= CONNECTIONS_MAX:
+                accepted.close()
+                continue
+            connection = Connection(accepted)
+            self._connections[connection.fileno()] = connection
+            self._selector.register(
+                accepted, selectors.EVENT_READ, lambda events, c=connection: self._serve(c, events)
+            )
+
+    def _serve(self, connection: Connection, events: int) -> None:
+        """Read what has come, answer it, write what can be written."""
+        try:
+            if events & selectors.EVENT_WRITE:
+                connection.flush()
+            if events & selectors.EVENT_READ:
+                for fields in connection.receive():
+                    self._handle(connection, fields)
+                if connection.is_at_end:
+                    self._drop(connection)
+                    return
+        except (WireError, OSError):
+            self._drop(connection)
+            return
+        self._watch(connection)
+
+    def _watch(self, connection: Connection) -> None:
+        if connection.is_closed:
+            return
+        events = selectors.EVENT_READ
+        if connection.has_output:
+            events |= selectors.EVENT_WRITE
+        key = self._selector.get_key(connection.socket)
+        if key.events != events:
+            self._selector.modify(connection.socket, events, key.data)
+
+    def _drop(self, connection: Connection) -> None:
+        """A connection has ended, by its own word or ours. Its process may go on."""
+        if connection.is_closed:
+            return
+        self._connections.pop(connection.fileno(), None)
+        self._selector.unregister(connection.socket)
+        connection.close()
+        for request_id in connection.waiting:
+            self._asked.pop(request_id, None)
+            self._take(self._core.cancel(request_id))
+        session = connection.session
+        if session is not None:
+            session.connections -= 1
+            if not session.connections and not session.can_write:
+                self._end(session)  # nobody else could tell us when it is gone
+
+    # -- frames --------------------------------------------------------------------------------
+
+    def _handle(self, connection: Connection, fields: dict[str, Any]) -> None:
+        kind = fields.get("t")
+        if connection.session is None:
+            if kind != "hello":
+                raise WireError("the first frame is a hello")
+            self._greet(connection, fields)
+            return
+        for lease_id in unpack_numbers(fields.get("r", b"")):
+            self._release(connection.session, lease_id)
+        if kind in _INQUIRIES:
+            self._send(connection, {"i": fields.get("i"), **_INQUIRIES[kind](self)})
+        elif kind != "releases":
+            self._ask(connection, fields)
+
+    def _greet(self, connection: Connection, fields: dict[str, Any]) -> None:
+        match fields.get("v"):
+            case [int() as major, int() as minor]:
+                version = major, minor
+            case _:
+                raise WireError("a hello names its version")
+        if not serves(WIRE_VERSION, version):
+            connection.send(frame({"t": "incompatible", "v": list(WIRE_VERSION)}), ())
+            connection.flush()
+            raise WireError("another version")
+        identity = identify(connection.socket)
+        session: Session | None = None
+        holder, secret = fields.get("session"), fields.get("secret")
+        if isinstance(holder, int) and isinstance(secret, bytes):
+            session = self._sessions.join(holder, secret, identity)
+        if session is None:
+            session = self._sessions.open(identity, str(fields.get("name", ""))[:64])
+            if identity.pidfd is not None:
+                self._selector.register(
+                    identity.pidfd, selectors.EVENT_READ, lambda s=session: self._end(s)
+                )
+        elif identity.pidfd is not None:
+            os.close(identity.pidfd)
+        session.connections += 1
+        connection.session = session
+        connection.is_known()
+        pool = self._pool
+        pool_fd = pool.fd if session.can_write else pool.read_only_fd
+        welcome = {
+            "t": "welcome",
+            "v": list(WIRE_VERSION),
+            "incarnation": self._incarnation,
+            "session": session.holder,
+            "secret": session.secret,
+            "writes": session.can_write,
+            "pool_bytes": pool.capacity_bytes,
+            "words_bytes": pool.words_bytes,
+        }
+        connection.send(frame(welcome), (pool_fd, pool.read_only_words_fd))
+
+    def _ask(self, connection: Connection, fields: dict[str, Any]) -> None:
+        request = request_of(fields, SINGLE_DOMAIN)
+        session = connection.session
+        assert session is not None  # `_handle` has seen to it
+        if "holder" in request._fields:
+            request = request._replace(holder=session.holder)
+        if isinstance(request, ReserveRequest) and not session.can_write:
+            raise WireError("a client that may only read has asked for room")
+        client_id = fields.get("i")
+        if not isinstance(client_id, int):
+            raise WireError("a request has a number, 'i'")
+        request_id = self._begin_id(connection, client_id)
+        self._take(self._core.begin(request_id, request))
+
+    def _begin_id(self, connection: Connection | None, client_id: int) -> int:
+        self._last_request_id += 1
+        self._asked[self._last_request_id] = connection, client_id
+        if connection is not None:
+            connection.begin(self._last_request_id)
+        return self._last_request_id
+
+    def _release(self, session: Session, lease_id: int) -> None:
+        request_id = self._begin_id(None, 0)
+        self._take(self._core.begin(request_id, ReleaseRequest(lease_id, session.holder)))
+
+    def _take(self, step: Step) -> None:
+        for transfer in step.transfers:
+            self.work.put(transfer)
+        now = self._clock.now()
+        for request_id, answer in step.answers:
+            connection, client_id = self._asked.pop(request_id, (None, 0))
+            if connection is not None and not connection.is_closed:
+                connection.waiting.discard(request_id)
+                self._send(connection, {"i": client_id, **answer_fields(answer, now)})
+
+    def _send(self, connection: Connection, fields: dict[str, Any]) -> None:
+        try:
+            connection.send(frame(fields), ())
+            connection.flush()
+        except (WireError, OSError):
+            self.call_soon(lambda: self._drop(connection))
+            return
+        self._watch(connection)
+
+    # -- processes -----------------------------------------------------------------------------
+
+    def _end(self, session: Session) -> None:
+        """A process is gone, and all that it held with it."""
+        for connection in list(self._connections.values()):
+            if connection.session is session:
+                self._drop(connection)
+        self._forget_process(session)
+        self._take(self._core.begin(self._begin_id(None, 0), EndHolderRequest(session.holder)))
+
+    def _forget_process(self, session: Session) -> None:
+        if session.identity.pidfd is not None:
+            with suppress(KeyError, ValueError):
+                self._selector.unregister(session.identity.pidfd)
+        self._sessions.end(session)
+
+    # -- what a person asks --------------------------------------------------------------------
+
+    def _status(self) -> dict[str, Any]:
+        core, pool = self._core, self._pool
+        return {
+            "t": "status",
+            "pid": os.getpid(),
+            "started_at": self._started_at,
+            "uptime_seconds": time.time() - self._started_at,
+            "incarnation": self._incarnation.hex(),
+            "wire": list(WIRE_VERSION),
+            "tiers": {pool.name: {**core.usage(), "huge_bytes": pool.huge_bytes}},
+            "counters": core.counters.snapshot(),
+            "connections": len(self._connections),
+            "clients": [
+                {
+                    "pid": session.identity.pid,
+                    "uid": session.identity.uid,
+                    "name": session.name,
+                    "connections": session.connections,
+                    "writes": session.can_write,
+                }
+                for session in self._sessions
+            ],
+        }
+
+    def _verify(self) -> dict[str, Any]:
+        try:
+            return {"t": "verified", "audit": self._core.check()._asdict(), "problems": []}
+        except InvariantViolated as error:
+            return {"t": "verified", "audit": None, "problems": str(error).split("; ")}
+
+
+_INQUIRIES: dict[Any, Callable[[Control], dict[str, Any]]] = {
+    "status": Control._status,
+    "verify": Control._verify,
+}
