@@ -137,7 +137,7 @@ def _eviction_problems(blocks: Residency) -> list[str]:
             problems.append(f"{entry!r}: readable is {entry.is_ready}")
         if entry.is_ready and not entry.users:
             reclaimable_bytes += entry.slot.size_bytes
-        if entry.is_evictable and entry.queued_rank is None:
+        if entry.is_evictable and entry.queue_place is None:
             problems.append(f"{entry!r} could leave, and its policy does not know it")
         if entry.link is not None and entry not in (entry.parts or ()):
             problems.append(f"{entry!r} is unknown to the parts of its block")

@@ -5,7 +5,7 @@ Keys are opaque here. Two domains never see each other's entries, whatever keys 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from kvstore.messages import BlockSpec, PartLink
-    from kvstore.policy import Rank
     from kvstore.slots import Slot
 
 
@@ -54,9 +53,13 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     is_soft_pinned: bool = False
     hard_pinned_until: float | None = None  # infinity: until it is unpinned
     checksum: int | None = None
-    # The policy's own: when it was last used, and where it stands in the queue.
+    # The policy's own: when it was last used (0: not yet), how often it was hit before it was
+    # evicted the last time, and where it stands in the queue.
     stamp: float = 0.0
-    queued_rank: Rank | None = None
+    last_use: float = 0.0
+    past_hits: int = 0
+    queue_place: Any = None
+    queued_stamp: float = 0.0
 
     @classmethod
     def of(cls, domain: bytes, spec: BlockSpec, slot: Slot) -> Entry:

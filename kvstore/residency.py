@@ -65,7 +65,7 @@ class Residency:
 
     def _add_evictable(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
-            if entry.queued_rank is None and entry.is_evictable:
+            if entry.queue_place is None and entry.is_evictable:
                 self._policy.add(entry)
 
     def rerank(self, entry: Entry) -> None:
@@ -142,7 +142,7 @@ class Residency:
     def _drop_part(self, entry: Entry, reason: Outcome | None) -> None:
         self.before_drop(entry)
         entry.is_ready = False
-        self._policy.remove(entry)
+        self._policy.remove(entry, is_evicted=reason is Outcome.EVICTED)
         self._unlink(entry, reason)
         label = "deleted" if reason is None else reason
         if not entry.hits:

@@ -76,7 +76,9 @@ class Retention:
     def expire(self, now: float) -> None:
         """Do what is due: end pins, drop blocks whose TTL has run out."""
         for entry_id in self.deadlines.pop_due(now):
-            entry = self._watched.pop(entry_id)
+            entry = self._watched.pop(entry_id, None)
+            if entry is None:
+                continue  # left just now, with another part of its block
             if entry.expires_at is not None and entry.expires_at <= now:
                 self._blocks.drop(entry, Outcome.EXPIRED)
                 continue

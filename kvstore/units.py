@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 from kvstore.errors import ConfigError
 
@@ -75,7 +76,9 @@ def parse_seconds(text: str | float) -> float:
             f'{text!r} is no duration: write a number of seconds, or one with a unit, as in "30s" '
             "(there are ms, s, m, h and d)"
         )
-    return float(match[1]) * _TIME_UNITS[match[2] or "s"] / 1_000
+    number, milliseconds = float(match[1]), _TIME_UNITS[match[2] or "s"]
+    # Seconds stay what they are, to the last bit.
+    return number / 1_000 if milliseconds == 1 else number * (milliseconds // 1_000)
 
 
 def shown_seconds(seconds: float) -> str:
@@ -84,7 +87,7 @@ def shown_seconds(seconds: float) -> str:
     for unit, factor in _TIME_UNITS.items():
         if milliseconds and milliseconds % factor == 0:
             return f"{milliseconds // factor:.0f}{unit}"
-    return f"{seconds:g}s"
+    return f"{Decimal(repr(seconds)).normalize():f}s"
 
 
 def parse_fraction(text: str | float) -> float:

@@ -6,14 +6,17 @@ whoever has not said that it is done writes again after every event, also long a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvstore.clock import FakeClock
 from kvstore.messages import (
     AbortRequest,
+    BlockSpec,
+    Column,
     CommitRequest,
     DeleteRequest,
     LeaseRequest,
+    PartLink,
     ReleaseRequest,
     ReserveRequest,
 )
@@ -21,14 +24,67 @@ from kvstore.policy import LruPolicy
 from kvstore.slots import Slots
 from kvstore.store import Core
 from kvstore.types import SINGLE_DOMAIN, Outcome
-from tests.core_driver import UNIT_BYTES, chain, keys
+from tests.core_driver import UNIT_BYTES, chain, key_of, keys
 
 RESERVATION_SECONDS = 2.0
 LEASE_SECONDS = 2.0
 WAIT_SECONDS = 1.0
 
+
+class Batch(NamedTuple):
+    """What a writer wants to store: `width` parts of each block."""
+
+    specs: list[BlockSpec]
+    width: int = 1
+
+
+class Setting(NamedTuple):
+    """What there is to write, to look for and to delete; and which keys leave with which."""
+
+    batches: dict[str, Batch]
+    lookups: dict[str, list[Column]]
+    deletable: list[bytes]
+    goes_with: dict[bytes, set[bytes]]  # of each key that takes others along
+
+
+_PREFIX, _OTHER = chain("a", 2), chain("x", 1)
 #: A prefix of two blocks that both want, and a third block that makes room necessary.
-SEQUENCES = {"a": chain("a", 2), "x": chain("x", 1)}
+ONE_PART = Setting(
+    {"a": Batch(_PREFIX), "x": Batch(_OTHER)},
+    {"a": [Column(keys(_PREFIX), None)]},
+    keys(_PREFIX),
+    {},
+)
+
+
+def _two_parts(*, is_window: bool) -> Setting:
+    """One block of two parts, which are also written and read one by one, and a third part."""
+    link = key_of("a0")
+    first, second = (
+        BlockSpec(key_of(f"a0.{i}"), None, UNIT_BYTES, 16, False, PartLink(link, *rule))
+        for i, rule in enumerate([((None, 0), True), ((None, int(is_window)), not is_window)])
+    )
+    columns = [Column([first.key], None), Column([second.key], [0, 0] if is_window else None)]
+    both = {first.key, second.key}
+    return Setting(
+        {
+            "both": Batch([first, second], 2),
+            "first": Batch([first]),
+            "second": Batch([second]),
+            "x": Batch(_OTHER),
+        },
+        {"both": columns, "second": columns[1:]},
+        [first.key, second.key],
+        {first.key: both} if is_window else dict.fromkeys(both, both),
+    )
+
+
+#: Full attention and a window's part of one block; the two halves of one, of two ranks.
+SETTINGS = {
+    "one part": ONE_PART,
+    "window": _two_parts(is_window=True),
+    "two ranks": _two_parts(is_window=False),
+}
 
 Action = tuple[Any, ...]
 
@@ -39,24 +95,28 @@ class Client:
     def __init__(self) -> None:
         self.reservation: Any = None
         self.writer = 0
-        self.committed = 0
+        self.committed = 0  # blocks
         self.lease: Any = None
         self.read: list[int] = []  # who wrote what the lease is on
+        # What the lease is on and was not deleted, with what that is worth nothing without.
+        self.kept: dict[bytes, set[bytes]] = {}
         self.waits_for: int | None = None
         self.wanted = ""
-        self.reserved = ""
+        self.reserved = ""  # the name of its batch
 
 
 class World:
     """A core, its memory, and the clients. `apply` one action after the other."""
 
-    def __init__(self, units: int = 2) -> None:
+    def __init__(self, units: int = 2, setting: Setting = ONE_PART) -> None:
         self.clock = FakeClock(0.0)
         self.core = Core(self.clock, Slots(units * UNIT_BYTES), LruPolicy())
         self.core._leases.cap_bytes = units * UNIT_BYTES
+        self.setting = setting
         self.memory = [0] * units
         self.clients = [Client(), Client()]
         self.committed: dict[bytes, int] = {}  # key -> writer, of what was not deleted since
+        self.readable: set[bytes] = set()
         self.writers = 0
         self.requests = 0
 
@@ -64,37 +124,47 @@ class World:
 
     def enabled(self) -> list[Action]:
         """Every action that makes sense now."""
-        actions: list[Action] = [("advance",), ("delete", "a", 0), ("delete", "a", 1)]
+        batches, lookups = self.setting.batches, self.setting.lookups
+        actions: list[Action] = [("advance",)]
+        actions += [("delete", position) for position in range(len(self.setting.deletable))]
         for number, client in enumerate(self.clients):
             if client.waits_for is not None:
                 actions.append(("cancel", number))
                 continue
             if client.reservation is None:
-                actions += [
-                    ("reserve", number, name, wait) for name in SEQUENCES for wait in (0, 1)
-                ]
+                actions += [("reserve", number, name, wait) for name in batches for wait in (0, 1)]
             else:
-                actions += [("commit", number, 1), ("commit", number, 2), ("abort", number)]
+                blocks = len(batches[client.reserved].specs) // batches[client.reserved].width
+                actions += [("commit", number, count + 1) for count in range(blocks)]
+                actions.append(("abort", number))
             if client.lease is None:
-                actions += [("lease", number, 0), ("lease", number, 1)]
+                actions += [("lease", number, name, wait) for name in lookups for wait in (0, 1)]
             else:
                 actions.append(("release", number))
         return actions
 
     def apply(self, action: Action) -> None:
-        """Do it, let slow writers write, and look at everything."""
+        """Do it, let slow writers write, and look at what has left."""
         name, *arguments = action
         getattr(self, f"_{name}")(*arguments)
         for client in self.clients:
             for place in self._writable(client):
                 self.memory[place.offset_bytes // UNIT_BYTES] = client.writer
+        before = self.readable
+        self.readable = {key for _, key in self.core.resident_keys()}
+        for key in before - self.readable:
+            together = self.setting.goes_with.get(key, {key})
+            assert not together & before & self.readable, "a part stayed without its block"
 
     def check(self) -> None:
-        """A recount, and no reader ever sees another's word."""
+        """A recount, and no reader ever sees another's word or loses what it needs."""
         self.core.check()
+        assert self.readable <= self.committed.keys()
         for client in self.clients:
             if client.lease is None or client.lease.deadline <= self.clock.now():
                 continue
+            for needed in client.kept.values():
+                assert needed <= self.readable, "evicted, and needed under a lease"
             for place, writer in zip(client.lease.places, client.read, strict=True):
                 unit = place.offset_bytes // UNIT_BYTES
                 assert self.core.slots.generations[unit] == place.generation
@@ -113,16 +183,7 @@ class World:
             tuple(sorted((*entry[:-1], rank[entry[-1]]) for entry in entries)),
             tuple((s.offset_bytes, s.size_bytes, s.state) for s in blocks.slots.granted()),
             tuple(sorted(blocks.index._history.items())),
-            tuple(
-                (
-                    client.committed,
-                    client.wanted if client.waits_for is not None else "",
-                    client.lease and (len(client.lease.places), client.lease.deadline - now),
-                    client.reservation
-                    and (client.reservation.outcomes, client.reservation.deadline - now).__repr__(),
-                )
-                for client in self.clients
-            ),
+            tuple(_fingerprint_of(client, now) for client in self.clients),
             tuple(item.deadline - now for item in core._waiting_for_blocks.values()),
             tuple(item.deadline - now for item in core._waiting_for_room.values()),
         )
@@ -133,23 +194,36 @@ class World:
         self.clock.advance(1.0)
         self._take(self.core.tick(self.clock.now()))
 
-    def _delete(self, name: str, position: int) -> None:
-        key = SEQUENCES[name][position].key
-        self._ask(DeleteRequest(SINGLE_DOMAIN, [key]))
-        self.committed.pop(key, None)
+    def _delete(self, position: int) -> None:
+        key = self.setting.deletable[position]
+        answer = self._ask(DeleteRequest(SINGLE_DOMAIN, [key]))
+        if answer.outcomes == [Outcome.OK]:
+            gone = self.setting.goes_with.get(key, {key})
+            for other in gone:
+                self.committed.pop(other, None)
+            for client in self.clients:
+                client.kept = {k: kept - gone for k, kept in client.kept.items() if k not in gone}
 
     def _reserve(self, number: int, name: str, waits: int) -> None:
+        specs, width = self.setting.batches[name]
         request = ReserveRequest(
-            SINGLE_DOMAIN, SEQUENCES[name], 0, RESERVATION_SECONDS, waits * WAIT_SECONDS, None
+            SINGLE_DOMAIN, specs, 0, RESERVATION_SECONDS, waits * WAIT_SECONDS, None, width
         )
         self.clients[number].wanted = name
         self._call(number, request)
 
-    def _lease(self, number: int, waits: int) -> None:
+    def _lease(self, number: int, name: str, waits: int) -> None:
+        first, *more = self.setting.lookups[name]
         request = LeaseRequest(
-            SINGLE_DOMAIN, keys(SEQUENCES["a"]), 32, LEASE_SECONDS, waits * WAIT_SECONDS
+            SINGLE_DOMAIN,
+            first.keys,
+            16 * len(first.keys),
+            LEASE_SECONDS,
+            waits * WAIT_SECONDS,
+            first.first_needed,
+            more,
         )
-        self.clients[number].wanted = "lease"
+        self.clients[number].wanted = f"lease {name}"
         self._call(number, request)
 
     def _cancel(self, number: int) -> None:
@@ -162,10 +236,10 @@ class World:
         is_late = reservation.deadline <= self.clock.now()
         total = len(reservation.outcomes)
         if not is_late:
-            specs = SEQUENCES[client.reserved]
-            for position in range(client.committed, min(count, total)):
-                if reservation.outcomes[position] is Outcome.GRANTED:
-                    self.committed[specs[position].key] = client.writer
+            width = self.setting.batches[client.reserved].width
+            for place in reservation.places[client.committed * width : count * width]:
+                if place is not None:
+                    self.committed[place.key[32:]] = client.writer
             client.committed = max(client.committed, min(count, total))
         answer = self._ask(CommitRequest(reservation.reservation_id, count, 0))
         assert (answer.outcome is Outcome.EXPIRED) == is_late
@@ -183,6 +257,7 @@ class World:
         answer = self._ask(ReleaseRequest(client.lease.lease_id))
         assert answer.was_held == was_held
         client.lease = None
+        client.kept = {}
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -212,27 +287,50 @@ class World:
 
     def _receive(self, client: Client, answer: Any) -> None:
         if hasattr(answer, "lease_id"):
-            if not answer.places:
-                return
-            client.lease = answer
-            client.read = []
-            for place, spec in zip(answer.places, SEQUENCES["a"], strict=False):
-                assert place.key == SINGLE_DOMAIN + spec.key
-                assert spec.key in self.committed, "leased, and never committed or deleted since"
-                unit = place.offset_bytes // UNIT_BYTES
-                assert self.memory[unit] == self.committed[spec.key], "a wrong byte"
-                client.read.append(self.memory[unit])
+            if answer.places:
+                self._receive_lease(client, answer)
             return
         self.writers += 1
         client.writer = self.writers
         client.committed = 0
         client.reservation = answer
         client.reserved = client.wanted
-        for outcome, spec in zip(answer.outcomes, SEQUENCES[client.wanted], strict=True):
-            assert outcome is not Outcome.PRESENT or spec.key in self.committed
+        specs, width = self.setting.batches[client.reserved]
+        for position, (spec, place) in enumerate(zip(specs, answer.places, strict=True)):
+            outcome, is_there = answer.outcomes[position // width], spec.key in self.committed
+            assert outcome is not Outcome.PRESENT or is_there
+            assert outcome is not Outcome.GRANTED or is_there or place is not None
+
+    def _receive_lease(self, client: Client, answer: Any) -> None:
+        client.lease = answer
+        client.read = []
+        columns = self.setting.lookups[client.wanted.removeprefix("lease ")]
+        expected = [key for block in zip(*(c.keys for c in columns), strict=True) for key in block]
+        readable = {key for _, key in self.core.resident_keys()}
+        for place, key in zip(answer.places, expected, strict=False):
+            assert place.key == SINGLE_DOMAIN + key
+            assert key in self.committed, "leased, and never committed or deleted since"
+            unit = place.offset_bytes // UNIT_BYTES
+            assert self.memory[unit] == self.committed[key], "a wrong byte"
+            client.read.append(self.memory[unit])
+            takers = {k for k, gone in self.setting.goes_with.items() if key in gone}
+            client.kept[key] = (takers | {key}) & readable
 
     def _writable(self, client: Client) -> list[Any]:
         """Where a writer that is not done may still write."""
         if client.reservation is None:
             return []
-        return [place for place in client.reservation.places[client.committed :] if place]
+        first = client.committed * self.setting.batches[client.reserved].width
+        return [place for place in client.reservation.places[first:] if place is not None]
+
+
+def _fingerprint_of(client: Client, now: float) -> object:
+    lease, reservation = client.lease, client.reservation
+    return (
+        client.committed,
+        client.wanted if client.waits_for is not None else "",
+        client.reserved if reservation else "",
+        lease and (tuple(place.key for place in lease.places), lease.deadline - now),
+        tuple((key, tuple(sorted(kept))) for key, kept in sorted(client.kept.items())),
+        reservation and (reservation.outcomes, reservation.deadline - now).__repr__(),
+    )

@@ -1,31 +1,7 @@
 """The tier of the simulation: bytes, and everything that may go wrong with them.
 
-Fault model
------------
-Every seed draws a medium and how hostile it is. What is not listed here does not happen.
-
-Time. A read or a write of a batch takes some milliseconds; one in a few is slow and outlives most
-leases and reservations. A batch is not atomic: the first half of each of its blocks moves at one
-moment, the second half at a later one, and anything may happen between the two. A transfer that
-the core asked for (a checksum, a scrub) may be stuck for minutes, may fail, and its end may be
-reported twice; it does come back in the end, since a slot under I/O belongs to that I/O for as long
-as it lasts. A tick may be late. A client's clock may be behind the core's, by less than the margin
-that reads keep.
-
-Medium `memory`. What was written is there, as in DRAM, and no read is verified: a reader is handed
-whatever lies at its place. Bits of blocks at rest rot; nobody but a scrub looks for that, so until
-then a reader may be handed a rotted block, and only that one.
-
-Medium `records`. Beside each block lies a record of its key, length, generation and checksum, as in
-a file or a remote store, and every read is verified against it. A write may fail half-way and say
-so; may be lost although it was reported as done; may be torn although it was reported as done. A
-read may fail. Bits rot. None of it may reach a reader as bytes.
-
-Clients. Anyone may die between two actions. Its leases are left to their deadlines, or end when its
-death is noticed; its writes under way still land, and only after them is its process gone and may
-its memory be given to others. A writer may go on writing long after its deadline, as long as it has
-not committed or aborted. Nobody touches anything by a call that has returned, or writes where it
-was granted nothing: against that there is no protection within one address space.
+docs/simulation.md says in words what that is. Of the two media, `memory` keeps bytes and nothing
+else, `records` a record beside those of each part, against which every read is verified.
 """
 
 from __future__ import annotations
@@ -88,7 +64,7 @@ def drawn_faults(rng: Random, *, keeps_records: bool) -> Faults:
 
 
 class _Record(NamedTuple):
-    """What the medium `records` remembers of a block."""
+    """What the medium `records` remembers of a part."""
 
     key: bytes
     length_bytes: int
@@ -97,7 +73,7 @@ class _Record(NamedTuple):
 
 
 class FaultyTier:
-    """`capacity_bytes` of bytes. Each batch is moved by two calls, half of every block in each."""
+    """`capacity_bytes` of bytes. Each batch is moved by two calls, half of every part in each."""
 
     def __init__(
         self, capacity_bytes: int, rng: Random, faults: Faults, *, keeps_records: bool
@@ -105,7 +81,7 @@ class FaultyTier:
         self.memory = bytearray(capacity_bytes)
         self.keeps_records = keeps_records
         self.faults = faults
-        self.rotted: set[int] = set()  # generations of blocks in which a bit was flipped
+        self.rotted: set[int] = set()  # generations of parts in which a bit was flipped
         self._rng = rng
         self._records: dict[int, _Record] = {}  # by offset
 
@@ -134,14 +110,14 @@ class FaultyTier:
     # -- writing -----------------------------------------------------------------------------
 
     def write_first(self, batch: list[tuple[Place, bytes]]) -> None:
-        """The first half of each block lands; no record vouches for it meanwhile."""
+        """The first half of each part lands; no record vouches for it meanwhile."""
         for place, payload in batch:
             self._records.pop(place.offset_bytes, None)
             half = place.length_bytes // 2
             self.memory[place.offset_bytes : place.offset_bytes + half] = payload[:half]
 
     def write_second(self, batch: list[tuple[Place, bytes]]) -> list[Outcome]:
-        """The rest lands, or not; one outcome a block."""
+        """The rest lands, or not; one outcome a part."""
         return [self._write_rest(place, payload) for place, payload in batch]
 
     def _write_rest(self, place: Place, payload: bytes) -> Outcome:
@@ -163,7 +139,7 @@ class FaultyTier:
     # -- reading -----------------------------------------------------------------------------
 
     def read_first(self, places: list[Place]) -> list[tuple[_Record | None, bytes]]:
-        """The record and the first half of each block, as they are now."""
+        """The record and the first half of each part, as they are now."""
         return [
             (
                 self._records.get(place.offset_bytes),
@@ -177,7 +153,7 @@ class FaultyTier:
     def read_second(
         self, places: list[Place], first: list[tuple[_Record | None, bytes]]
     ) -> list[tuple[Outcome, bytes]]:
-        """The rest of each block, and what its read came to."""
+        """The rest of each part, and what its read came to."""
         found = []
         for place, (record, half) in zip(places, first, strict=True):
             start = place.offset_bytes + len(half)
@@ -207,7 +183,7 @@ class FaultyTier:
     # -- rot ---------------------------------------------------------------------------------
 
     def rot(self, place: Place) -> None:
-        """Flip one bit of a block at rest."""
+        """Flip one bit of a part at rest."""
         self.memory[place.offset_bytes + self._rng.randrange(place.length_bytes)] ^= (
             1 << self._rng.randrange(8)
         )

@@ -204,7 +204,7 @@ PLANTED: list[tuple[Plant, str]] = [
     (late_writer_loses_its_memory, "'s still"),
     (commit_shows_the_whole_batch, "visible that nobody committed"),
     (waiting_has_no_deadline, "got no answer by its deadline"),
-    (checksums_protect_nothing, "a block that we read .* gave way"),
+    (checksums_protect_nothing, "a part that we read .* gave way"),
     (scrub_keeps_what_rotted, "rot outlived a scrub"),
     (time_to_live_is_forgotten, "found after its TTL"),
     (hard_pin_protects_nothing, "a hard-pinned block left"),

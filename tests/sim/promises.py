@@ -1,20 +1,12 @@
 """What the store promises whatever goes wrong, checked from outside after every step.
 
-* No wrong byte is accepted. A block's bytes follow from its key, the generation of its slot and its
-  writer, so bytes of another block, another time or another writer differ everywhere.
-* What is found was committed in time, and not deleted or past its TTL since; in its own domain.
-* Leased blocks are intact until the lease's deadline, and hard-pinned ones stay.
-* Memory that a writer may still touch is nobody else's. Bytes that the core has us read stay in
-  their place meanwhile.
-* Nothing is lost from the books: what was committed is there or counted among the dropped, and the
-  core's own recount agrees.
-* Every request is answered, by its deadline.
-* What rots is dropped by the next scrub, and nothing else is.
+docs/simulation.md has the list in words. What is found must be there, and what leaves must have a
+cause: that is `Presence`. Here is what clients are answered, and what they hold.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from kvstore.messages import (
     AbortRequest,
@@ -42,25 +34,21 @@ from kvstore.messages import (
 from kvstore.slots import slot_size_bytes
 from kvstore.types import SLOT_ALIGNMENT_BYTES, Outcome
 from tests.payload import payload
+from tests.sim.block_answers import name_of, see_grants, see_pins, see_places, see_prefix
+from tests.sim.presence import Presence, Stored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator
 
     from kvstore.clock import Clock
     from kvstore.messages import Answer, Request
     from kvstore.store import Core
     from kvstore.types import Place
     from tests.sim.faulty_tier import FaultyTier
+    from tests.sim.presence import Name
 
 #: Times are sums of floats.
 EPSILON_SECONDS = 1e-6
-
-
-class Stored(NamedTuple):
-    """A block that was committed and that nothing but the store itself has removed since."""
-
-    generation: int
-    expires_at: float | None
 
 
 class Held:
@@ -79,21 +67,26 @@ class Writing:
         self.request = request
         self.answer = answer
         self.writer = writer
-        self.committed = 0
+        self.committed_blocks = 0
+
+    def places(self, first: int, end: int) -> list[Place]:
+        """What its writer was granted of some blocks."""
+        width = self.request.width
+        return [p for p in self.answer.places[first * width : end * width] if p is not None]
 
     def uncommitted(self) -> list[Place]:
-        return [place for place in self.answer.places[self.committed :] if place is not None]
+        return self.places(self.committed_blocks, len(self.answer.outcomes))
 
 
 class Promises:
     """Knows what was asked and answered, and nothing of how the store works."""
 
     def __init__(self, core: Core, tier: FaultyTier, clock: Clock) -> None:
-        self.stored: dict[tuple[bytes, bytes], Stored] = {}
+        self.presence = Presence(core, tier, clock)
         self.leases: dict[int, Held] = {}
         self.writing: dict[int, Writing] = {}
-        self.hard_pins: dict[tuple[bytes, bytes], tuple[int, float | None]] = {}
-        self.accepted_blocks = 0
+        self.hard_pins: dict[Name, tuple[int, float | None]] = {}  # generation, and until when
+        self.accepted_parts = 0
         self.answers = 0
         self._writers: dict[tuple[bytes, int], int] = {}  # by key and generation
         self._core = core
@@ -120,8 +113,8 @@ class Promises:
         return payload(place.key, stamp, place.length_bytes).tobytes()
 
     def accept(self, place: Place, found: bytes) -> None:
-        """A reader takes these bytes for its block's."""
-        self.accepted_blocks += 1
+        """A reader takes these bytes for its part's."""
+        self.accepted_parts += 1
         expected = self.payload_of(place, self._writers[place.key, place.generation])
         if found != expected:
             is_rot = place.generation in self._tier.rotted and not self._tier.keeps_records
@@ -134,35 +127,36 @@ class Promises:
         if recounts:
             self._core.check()
         self.check_leased()
-        resident = set(self._core.resident_keys())
         for name, (generation, until) in list(self.hard_pins.items()):
             if self._is_pinned(name, generation, until):
-                assert name in resident, "a hard-pinned block left"
+                assert name in self.presence.readable, "a hard-pinned block left"
             else:
                 del self.hard_pins[name]
-        assert resident <= self.stored.keys(), "a block is visible that nobody committed"
-        counters = self._core.counters
-        dropped = sum(counters.by_label("dropped_blocks").values())
-        left = sum(counters.by_label("stored_blocks").values()) - dropped
-        assert left == len(resident), f"{left} blocks should be here, {len(resident)} are"
+        self.presence.check(self._kept())
 
-    def _is_pinned(self, name: tuple[bytes, bytes], generation: int, until: float | None) -> bool:
-        """A pin that was given still holds: nothing else has ended the block or the pin."""
-        stored, now = self.stored.get(name), self._clock.now()
-        if stored is None or stored.generation != generation or generation in self._tier.rotted:
+    def _kept(self) -> Iterator[tuple[Name, int]]:
+        """What may not be evicted."""
+        for held in self.leases.values():
+            for place in held.places:
+                yield name_of(place), place.generation
+        for name, (generation, _) in self.hard_pins.items():
+            yield name, generation
+
+    def _is_pinned(self, name: Name, generation: int, until: float | None) -> bool:
+        """A pin that was given still holds: nothing else has ended the part or the pin."""
+        if self.presence.generation_of(name) != generation or not self.presence.is_sound(name):
             return False
-        ends = (time for time in (until, stored.expires_at) if time is not None)
-        return all(time > now for time in ends)
+        return until is None or until > self._clock.now()
 
     def check_leased(self) -> None:
-        """Leased blocks are what they were."""
+        """Leased parts are what they were."""
         now = self._clock.now()
         for lease_id, held in list(self.leases.items()):
             if held.deadline <= now:
                 del self.leases[lease_id]
                 continue
             for place, content in zip(held.places, held.contents, strict=True):
-                self.check_in_place(place, "a leased block")
+                self.check_in_place(place, "a leased part")
                 if place.generation not in self._tier.rotted:
                     assert self._tier.bytes_at(place) == content, "bytes changed under a lease"
 
@@ -186,24 +180,29 @@ class Promises:
         self.writing.pop(reservation_id, None)
 
     def see_corrupt(self, place: Place) -> None:
-        """A scrub dropped this block, which must have rotted."""
-        assert place.generation in self._tier.rotted, "a sound block was called corrupt"
+        """A scrub dropped this part, which must have rotted."""
+        assert place.generation in self._tier.rotted, "a sound part was called corrupt"
 
     def see_scrubbed_rot(self, place: Place) -> None:
-        """A scrub has read a block that rotted since its checksum was made."""
-        name = (place.key[:32], place.key[32:])
-        stored = self.stored.get(name)
-        is_same = stored is not None and stored.generation == place.generation
+        """A scrub has read a part that rotted since its checksum was made."""
+        name = name_of(place)
+        is_same = self.presence.generation_of(name) == place.generation
         assert not is_same or name not in self._core.resident_keys(), "rot outlived a scrub"
 
     def _see_lease(self, request: LeaseRequest, answer: LeaseAnswer) -> None:
-        self._see_prefix(request.domain, request.keys, answer.places, answer.reason)
+        see_prefix(self.presence, request, answer.blocks, answer.reason)
+        see_places(self.presence, request, answer.blocks, answer.places)
         if answer.lease_id:
-            contents = [self._tier.bytes_at(place) for place in answer.places]
-            self.leases[answer.lease_id] = Held(answer.places, contents, answer.deadline)
+            places = [place for place in answer.places if place is not None]
+            contents = [self._tier.bytes_at(place) for place in places]
+            self.leases[answer.lease_id] = Held(places, contents, answer.deadline)
 
     def _see_read(self, request: ReadRequest, answer: ReadAnswer) -> None:
-        self._see_prefix(request.domain, request.keys, answer.places, answer.reason)
+        see_prefix(self.presence, request, answer.blocks, answer.reason)
+        see_places(self.presence, request, answer.blocks, answer.places)
+
+    def _see_match(self, request: MatchRequest, answer: MatchAnswer) -> None:
+        see_prefix(self.presence, request, answer.blocks, answer.reason)
 
     def _see_release(self, request: ReleaseRequest, answer: ReleaseAnswer) -> None:
         held = self.leases.pop(request.lease_id, None)
@@ -216,8 +215,7 @@ class Promises:
 
     def _see_delete(self, request: DeleteRequest, answer: DeleteAnswer) -> None:
         for key, outcome in zip(request.keys, answer.outcomes, strict=True):
-            was_stored = self.stored.pop((request.domain, key), None) is not None
-            assert was_stored or outcome is Outcome.ABSENT, "deleted what nobody stored"
+            self.presence.delete((request.domain, key), outcome)
 
     def _see_unpin(self, request: UnpinRequest, _answer: object) -> None:
         for key in request.keys:
@@ -232,40 +230,12 @@ class Promises:
         assert answer.deadline >= held.deadline, "a renewal made a lease shorter"
         held.deadline = answer.deadline
 
-    def _see_match(self, request: MatchRequest, answer: MatchAnswer) -> None:
-        assert (answer.reason is None) == (answer.blocks == len(request.keys))
-        for key in request.keys[: answer.blocks]:
-            self._find(request.domain, key)
-
-    def _see_prefix(
-        self,
-        domain: bytes,
-        keys: Sequence[bytes],
-        places: list[Place],
-        reason: Outcome | None,
-    ) -> None:
-        assert (reason is None) == (len(places) == len(keys)), "a miss without a reason"
-        for key, place in zip(keys, places, strict=False):
-            assert place.key == domain + key, "another block than was asked for"
-            stored = self._find(domain, key)
-            assert stored.generation == place.generation, "a block that is not the one committed"
-
-    def _find(self, domain: bytes, key: bytes) -> Stored:
-        """A block that the store says is there has a right to be."""
-        stored = self.stored.get((domain, key))
-        assert stored is not None, "found, and never committed, or deleted since"
-        is_over = stored.expires_at is not None and stored.expires_at <= self._clock.now()
-        assert not is_over, "found after its TTL"
-        return stored
-
     def _see_reservation(self, request: ReserveRequest, answer: ReserveAnswer, writer: int) -> None:
+        see_grants(self.presence, request, answer)
         for place in answer.places:
             if place is not None:
                 self._see_granted(place)
                 self._writers[place.key, place.generation] = writer
-        for spec, outcome in zip(request.blocks[request.start :], answer.outcomes, strict=True):
-            if outcome is Outcome.PRESENT:
-                self._find(request.domain, spec.key)
         if answer.reservation_id:
             self.writing[answer.reservation_id] = Writing(request, answer, writer)
 
@@ -289,24 +259,23 @@ class Promises:
         if is_late:
             self.see_end_of_writing(request.reservation_id)
             return
-        end = max(writing.committed, request.blocks)
+        end = max(writing.committed_blocks, request.blocks)
         expire_seconds = writing.request.expire_seconds
         expires_at = None if expire_seconds is None else self._clock.now() + expire_seconds
-        for place in writing.answer.places[writing.committed : end]:
-            if place is not None:
-                name = (place.key[:32], place.key[32:])
-                self.stored[name] = Stored(place.generation, expires_at)
-        writing.committed = end
-        if end >= len(writing.answer.places):
+        for place in writing.places(writing.committed_blocks, end):
+            self.presence.commit(name_of(place), Stored(place.generation, expires_at))
+        writing.committed_blocks = end
+        if end >= len(writing.answer.outcomes):
             self.see_end_of_writing(request.reservation_id)
 
     def _see_pin(self, request: PinRequest, answer: PinAnswer) -> None:
+        see_pins(self.presence, request, answer)
         for key, outcome in zip(request.keys, answer.outcomes, strict=True):
             if outcome is not Outcome.OK:
                 continue
-            generation = self._find(request.domain, key).generation
+            name = (request.domain, key)
+            generation = self.presence.find(name).generation
             if request.kind is PinKind.HARD:
-                name = (request.domain, key)
                 until = None
                 if request.ttl_seconds is not None:
                     until = self._clock.now() + request.ttl_seconds

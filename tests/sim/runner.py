@@ -117,6 +117,7 @@ class SimulationRunner:
         self._take(self.core.tick(self.schedule.clock.now()))
 
     def _take(self, step: Step) -> None:
+        self.promises.presence.look()
         for request_id, answer in step.answers:
             if request_id in self._cancelled_scrubs:
                 self._cancelled_scrubs.remove(request_id)
@@ -163,7 +164,7 @@ class SimulationRunner:
     def _read(self, transfer: Transfer, seconds_left: float) -> None:
         """The bytes are read at this moment, and reported later."""
         place = transfer.place
-        self.promises.check_in_place(place, "a block that we read")
+        self.promises.check_in_place(place, "a part that we read")
         outcome = Outcome.OK
         checksum: int | None = self.tier.checksum(place)
         if self.tier.happens(self.tier.faults.failed_transfer):
@@ -179,7 +180,7 @@ class SimulationRunner:
         """Report a transfer; `is_rotted` where it read rot."""
         place = transfer.place
         self.schedule.note("transfer", f"{transfer.kind} {place.generation} {outcome} {checksum}")
-        self.promises.check_in_place(place, "a block that we read")
+        self.promises.check_in_place(place, "a part that we read")
         corrupt = self.core.counters["dropped_blocks", "corrupt"]
         self._take(self.core.complete(transfer, outcome, checksum))
         if self.core.counters["dropped_blocks", "corrupt"] > corrupt:
@@ -197,12 +198,16 @@ def _told(answer: Answer) -> str:
     name = type(answer).__name__
     match answer:
         case LeaseAnswer() | ReadAnswer():
-            return f"{name} {[place.generation for place in answer.places]} {answer.reason}"
+            return f"{name} {answer.blocks} {_generations(answer.places)} {answer.reason}"
         case ReserveAnswer():
-            generations = [place.generation if place else None for place in answer.places]
+            generations = _generations(answer.places)
             return f"{name} {answer.reservation_id} {generations} {list(map(str, answer.outcomes))}"
         case ScrubAnswer():
             return f"{name} {answer.checked} {[key.hex()[:8] for key in answer.corrupt]}"
         case _:
             fields = [" ".join(map(str, f)) if isinstance(f, list) else str(f) for f in answer]
             return f"{name} {fields}"
+
+
+def _generations(places: Sequence[Place | None]) -> list[int | None]:
+    return [None if place is None else place.generation for place in places]

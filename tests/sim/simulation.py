@@ -10,14 +10,19 @@ from kvstore.settings import CoreSettings
 from kvstore.slots import Slots
 from kvstore.store import Core
 from kvstore.types import SLOT_ALIGNMENT_BYTES, Place
-from tests.sim.clients import Client
+from tests.sim.chats import Chat, Rank
 from tests.sim.faulty_tier import Faults, FaultyTier, drawn_faults
+from tests.sim.models import MODELS
+from tests.sim.operators import Operator
 from tests.sim.runner import SimulationRunner
 from tests.sim.schedule import Schedule
-from tests.sim.traffic import Conversations, Prompt, specs_of
+from tests.sim.traffic import Conversations, Prompt
 
 #: A run lasts some simulated minutes at most, where transfers are stuck; most of it is quiet.
 ROTS_MAX = 30
+#: As many as the models that are shared have ranks.
+RANKS = 2
+RANK_NUMBERS_FROM = 100
 
 
 class Result(NamedTuple):
@@ -27,7 +32,7 @@ class Result(NamedTuple):
     has_faults: bool
     events: int
     answers: int
-    accepted_blocks: int
+    accepted_parts: int
     seen: dict[str, int]  # troubles that came up, and the store's counters
 
 
@@ -54,13 +59,13 @@ def simulate(seed: int, *, recounts: bool = True) -> Result:
         has_faults,
         schedule.events,
         promises.answers,
-        promises.accepted_blocks,
+        promises.accepted_parts,
         _seen(runner),
     )
 
 
 def _seen(runner: SimulationRunner) -> dict[str, int]:
-    seen = dict(runner.schedule.seen)
+    seen = dict(runner.schedule.seen) | dict(runner.promises.presence.seen)
     counters = runner.core.counters
     for name in (
         "misses",
@@ -75,7 +80,7 @@ def _seen(runner: SimulationRunner) -> dict[str, int]:
 
 def _make_runner(rng: Random, schedule: Schedule, *, recounts: bool) -> SimulationRunner:
     keeps_records = rng.random() < 0.5
-    units = rng.choice([8, 16, 24, 48])
+    units = rng.choice([8, 16, 32, 64, 128])
     faults = drawn_faults(rng, keeps_records=keeps_records)
     policy = rng.choice([LruPolicy, LruPolicy, LruRPolicy, LruNPolicy])()
     settings = rng.choice([CoreSettings(), CoreSettings(watermark_high=0.9, watermark_low=0.6)])
@@ -90,17 +95,28 @@ def _make_runner(rng: Random, schedule: Schedule, *, recounts: bool) -> Simulati
 
 def _run(seed: int, rng: Random, runner: SimulationRunner, *, recounts: bool) -> None:
     conversations = Conversations(Random(f"{seed}/traffic"))
-    for number in range(rng.randint(4, 8)):
-        client = Client(number, runner, conversations, Random(f"{seed}/client {number}"))
-        is_operator = number == 0
-        client.start(client.operate(20) if is_operator else client.chat(rng.randint(4, 12)))
+    operator = Operator(0, runner, conversations, Random(f"{seed}/client 0"))
+    operator.start(operator.operate(20))
+    for number in range(1, rng.randint(4, 8)):
+        chat = Chat(number, runner, conversations, Random(f"{seed}/client {number}"))
+        if rng.random() < 0.5:
+            chat.ranks = [_start_rank(seed, rank, chat) for rank in range(RANKS)]
+        chat.start(chat.talk(rng.randint(4, 12)))
     _let_rot(runner, rng)
     runner.schedule.run()
     _end(runner, recounts=recounts)
 
 
+def _start_rank(seed: int, rank: int, chat: Chat) -> Rank:
+    number = RANK_NUMBERS_FROM + RANKS * chat.number + rank
+    rng = Random(f"{seed}/client {number}")
+    worker = Rank(number, chat.runner, chat.conversations, rng, chat)
+    worker.start(worker.work(rank))
+    return worker
+
+
 def _let_rot(runner: SimulationRunner, rng: Random) -> None:
-    """Flip a bit of some block at rest, now and then."""
+    """Flip a bit of some part at rest, now and then."""
     interval = runner.tier.faults.rot_interval_seconds
     time = 0.0
     for _ in range(ROTS_MAX if interval else 0):
@@ -117,7 +133,7 @@ def _let_rot(runner: SimulationRunner, rng: Random) -> None:
 
 
 def _resident_places(runner: SimulationRunner) -> list[Place]:
-    """Of the blocks that readers can find."""
+    """Of the parts that readers can find."""
     return [entry.place for entry in runner.core._blocks.index if entry.is_ready]
 
 
@@ -130,9 +146,10 @@ def _end(runner: SimulationRunner, *, recounts: bool) -> None:
         audit = runner.core.check()
         assert (audit.leases, audit.reservations) == (0, 0), f"left behind: {audit}"
     runner.tier.faults = Faults()
-    client = Client(99, runner, Conversations(Random("end")), Random("end"))
-    specs = specs_of(Prompt(0, (1_000_000, 1_000_001), is_partial=False))
-    loaded: list[int] = []
-    client.start(client.round_trip(specs, loaded))
-    runner.schedule.run()
-    assert loaded == [len(specs)], "a put and a get after all faults were over"
+    for number, model in enumerate(MODELS):
+        keys = Prompt(number, (1_000_000,), is_partial=False).keys
+        client = Chat(99, runner, Conversations(Random("end")), Random("end"))
+        loaded: list[int] = []
+        client.start(client.round_trip(model.whole, keys, loaded))
+        runner.schedule.run()
+        assert loaded == [len(keys)], "a put and a get after all faults were over"

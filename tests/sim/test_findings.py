@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvstore.messages import ReserveRequest
+from kvstore.messages import BlockSpec, PartLink, ReserveRequest
 from kvstore.types import SINGLE_DOMAIN, Outcome
-from tests.core_driver import CHECKSUM, Driver, chain
+from tests.core_driver import CHECKSUM, UNIT_BYTES, Driver, chain, key_of
 
 
 def test_a_cancelled_scrub_is_not_answered():
@@ -31,3 +31,15 @@ def test_the_end_of_a_transfer_sees_the_deadlines_that_came_before_it():
     driver.clock.advance(10)  # a0's time is up, and nobody has ticked yet
     driver.complete(checksum=CHECKSUM + 1)  # a1 is dropped, so there is nothing to wait for
     assert driver.answers[lease_id].places == []
+
+
+def test_the_parts_of_a_block_whose_time_is_up_together_leave_once():
+    """The first part to go takes the others along, which were due, too."""
+    driver = Driver(4)
+    link = PartLink(key_of("block"), (None, 0), True)
+    parts = [BlockSpec(key_of(f"part {i}"), None, UNIT_BYTES, 16, False, link) for i in range(2)]
+    expiring = ReserveRequest(SINGLE_DOMAIN, parts, 0, 30.0, 0.0, 10.0, 2)
+    assert driver.commit(driver.ask(expiring)) is Outcome.OK
+    driver.tick(10)
+    assert driver.held(parts) == "00"
+    assert driver.core.counters["dropped_blocks", "expired"] == 2

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.sim.planted_bugs import PLANTED
+from tests.sim.planted_bugs_of_parts import PLANTED_IN_PARTS
 from tests.sim.simulation import simulate
 
 if TYPE_CHECKING:
     from tests.sim.planted_bugs import Plant
 
 
-@pytest.mark.parametrize(
-    ("plant", "finding"), PLANTED, ids=[plant.__name__ for plant, _ in PLANTED]
-)
+ALL = PLANTED + PLANTED_IN_PARTS
+
+
+@pytest.mark.parametrize(("plant", "finding"), ALL, ids=[plant.__name__ for plant, _ in ALL])
 def test_a_planted_bug_is_found(
     plant: Plant, finding: str, default_seeds: range, monkeypatch: pytest.MonkeyPatch
 ):

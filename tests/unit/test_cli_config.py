@@ -108,8 +108,8 @@ class TestShow:
             assert err.splitlines() == [
                 "kvstore: a.toml:1: there is no table [drum]; did you mean [dram]?",
                 "kvstore: a.toml:3: store.polcy is no setting; did you mean store.policy?",
-                'kvstore: KVSTORE_CFG_STORE__POLICY is "lur": give one of "lru", "lru-r", "lru-n"; '
-                'did you mean "lru"?',
+                'kvstore: KVSTORE_CFG_STORE__POLICY is "lur": give one of "lru", "lru-r", '
+                '"lru-n", "credit"; did you mean "lru"?',
             ]
 
     def test_what_this_machine_cannot_hold_is_a_finding(self, capsys, monkeypatch):

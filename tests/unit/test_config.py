@@ -139,7 +139,7 @@ def test_a_table_in_a_program_says_all_that_is_wrong_with_it():
         "store.watermark_high is 0.0",
         "store.history_entries is -1",
     ]
-    assert 'give one of "lru", "lru-r", "lru-n"' in lines[0]
+    assert 'give one of "lru", "lru-r", "lru-n", "credit"' in lines[0]
 
 
 def test_a_table_that_is_none_is_refused():

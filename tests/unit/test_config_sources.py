@@ -70,10 +70,11 @@ class TestWrongValues:
         [
             (
                 'policy = "LRU"',
-                'policy is "LRU": give one of "lru", "lru-r", "lru-n"; did you mean "lru"?',
+                'policy is "LRU": give one of "lru", "lru-r", "lru-n", "credit"; '
+                'did you mean "lru"?',
             ),
-            ("policy = 3", 'policy is 3: give one of "lru", "lru-r", "lru-n"'),
-            ("policy = true", 'policy is true: give one of "lru", "lru-r", "lru-n"'),
+            ("policy = 3", 'policy is 3: give one of "lru", "lru-r", "lru-n", "credit"'),
+            ("policy = true", 'policy is true: give one of "lru", "lru-r", "lru-n", "credit"'),
             (
                 "leased_fraction = 50",
                 'leased_fraction is 50: give a fraction from 1% to 100%, as in 0.5 or "50%"',
@@ -127,7 +128,7 @@ class TestWrongValues:
     def test_in_the_environment(self, folder, value):
         (line,) = problems("", {"KVSTORE_CFG_STORE__POLICY": value})
         assert line.startswith("KVSTORE_CFG_STORE__POLICY is ")
-        assert 'give one of "lru", "lru-r", "lru-n"' in line
+        assert 'give one of "lru", "lru-r", "lru-n", "credit"' in line
         assert line.isprintable()
 
     def test_where_a_table_is_expected(self, folder):

@@ -360,7 +360,7 @@ class TestAudit:
         [
             (lambda core, e: setattr(e, "users", 1), "has 1 users, 0 are known"),
             (lambda core, e: setattr(e, "children", 1), "1 children, 0 resident"),
-            (lambda core, e: setattr(e, "queued_rank", None), "its policy does not know it"),
+            (lambda core, e: setattr(e, "queue_place", None), "its policy does not know it"),
             (lambda core, e: setattr(e, "is_ready", False), "readable is False"),
             (lambda core, e: setattr(e.slot, "size_bytes", 8192), "in no slot, or in two"),
             (lambda core, e: setattr(e.slot, "generation", 99), "generation table disagrees"),

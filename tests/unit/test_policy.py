@@ -1,13 +1,11 @@
-"""Which block leaves first: seen through the core, then against a plain model of the order."""
+"""Which block leaves first, seen through the core; and how the queue of victims keeps itself."""
 
 from __future__ import annotations
 
-import random
-
-from kvstore.index import Entry
 from kvstore.messages import BlockSpec, PinKind, PinRequest, UnpinRequest
-from kvstore.policy import LruPolicy
-from kvstore.slots import Slot
+from kvstore.policy import POLICIES, LruPolicy
+from kvstore.policy.victims import PARENTS_SEARCHED_MAX, SEARCHED_MAX
+from kvstore.testing.residents import Residents
 from kvstore.types import SINGLE_DOMAIN, Outcome
 from tests.core_driver import Driver, chain, key_of, keys
 
@@ -184,79 +182,48 @@ class TestParents:
         assert evicted_order(driver, blocks[:1] + chain("b", 1) + chain("c", 1))[0] == "a0"
 
 
-def an_entry(name, *, is_partial=False):
-    """A ready entry that nobody uses."""
-    spec = BlockSpec(key_of(name), None, 4096, 16, is_partial)
-    entry = Entry.of(SINGLE_DOMAIN, spec, Slot(0, 4096, 1))
-    entry.is_ready = True
-    return entry
-
-
-def queued(policy, name):
-    entry = an_entry(name)
-    policy.touch([entry])
-    policy.add(entry)
-    return entry
-
-
 class TestQueue:
-    def test_an_empty_policy_has_no_victim(self):
-        assert LruPolicy().pop_victim() is None
-
-    def test_a_victim_is_given_once(self):
-        policy = LruPolicy()
-        entry = queued(policy, "a")
-        policy.add(entry)
-        assert policy.pop_victim() is entry
-        assert policy.pop_victim() is None
-
-    def test_random_use_is_in_the_order_of_a_sorted_list(self):
-        """The heap's stale items never decide anything."""
-        rng = random.Random(1)
-        for _ in range(20):
-            policy, entries = LruPolicy(), [an_entry(f"e{i}") for i in range(30)]
-            for entry in entries:
-                policy.add(entry)
-            for _ in range(400):
-                entry = rng.choice(entries)
-                match rng.randrange(4):
-                    case 0:
-                        policy.touch(rng.sample(entries, 3))
-                    case 1:
-                        entry.users = 1
-                    case 2:
-                        entry.users = 0
-                        policy.add(entry)
-                    case 3:
-                        victim = policy.pop_victim()
-                        oldest = min((e.stamp for e in entries if not e.users), default=None)
-                        assert (victim.stamp if victim else None) == oldest
-                        if victim:
-                            policy.add(victim)
+    """What the contract of policies does not look at: how the queue keeps itself."""
 
     def test_removed_entries_do_not_pile_up(self):
         policy = LruPolicy()
-        for i in range(20_000):
-            entry = queued(policy, f"e{i}")
-            entry.is_ready = False
-            policy.remove(entry)
-        assert len(policy._queue) < 4_000
-        assert policy.pop_victim() is None
-
-    def test_compaction_keeps_those_that_may_leave(self):
-        policy = LruPolicy()
-        kept = [queued(policy, f"k{i}") for i in range(50)]
+        residents = Residents(policy)
         for i in range(5_000):
-            entry = queued(policy, f"e{i}")
-            entry.is_ready = False
-            policy.remove(entry)
-        assert [policy.pop_victim() for _ in range(51)] == [*kept, None]
+            residents.drop(residents.store(f"c{i}-", 1)[0])
+        assert len(policy._victims) < 500
 
-    def test_an_entry_that_was_passed_over_while_in_use_is_queued_again(self):
+    def test_moved_parents_leave_nothing_behind(self):
         policy = LruPolicy()
-        entry = queued(policy, "a")
-        entry.users = 1
-        assert policy.pop_victim() is None
-        entry.users = 0
-        policy.add(entry)
-        assert policy.pop_victim() is entry
+        residents = Residents(policy)
+        for i in range(500):
+            residents.store(f"c{i}-", 8)
+            while len(residents.blocks) > 100:
+                residents.evict()
+        assert len(policy._victims) == len(residents.blocks)
+
+    def test_making_the_heap_anew_keeps_those_that_may_leave(self):
+        residents = Residents(LruPolicy())
+        kept = [residents.store(f"k{i}-", 1)[0] for i in range(50)]
+        for i in range(5_000):
+            residents.drop(residents.store(f"c{i}-", 1)[0])
+        assert residents.drain() == kept
+
+    def test_one_search_looks_at_so_many_and_takes_the_oldest_of_those(self):
+        residents = Residents(LruPolicy())
+        blocks = [residents.store(f"c{i}-", 1)[0] for i in range(SEARCHED_MAX + 10)]
+        for entry in blocks:
+            residents.read([entry])
+        assert residents.pop() is blocks[0]
+        assert residents.pop() is blocks[1]
+
+    def test_of_more_parents_than_one_search_looks_at_an_old_one_goes(self):
+        residents = Residents(LruPolicy())
+        chains = [residents.store(f"c{i}-", 2) for i in range(PARENTS_SEARCHED_MAX * 2)]
+        residents.protect(tail for _, tail in chains)
+        assert residents.pop() is chains[0][0]
+        assert len(residents.drain()) == len(chains) - 1
+
+
+def test_a_policy_is_found_by_its_name():
+    assert list(POLICIES) == ["lru", "lru-r", "lru-n", "credit"]
+    assert all(policy.name == name for name, policy in POLICIES.items())
