@@ -88,7 +88,8 @@ class Slots:
         """Grant slots of the first bytes only, of a tier of which nothing was granted yet."""
         self._remove_extent(0, self.usable_bytes)
         self.usable_bytes = self.free_bytes = usable_bytes
-        self._add_extent(0, usable_bytes)
+        if usable_bytes:
+            self._add_extent(0, usable_bytes)
 
     def extend(self, usable_bytes: int) -> None:
         """Grant slots of more of the tier: memory that has been had meanwhile."""
@@ -184,6 +185,11 @@ class Slots:
     def granted(self) -> list[Slot]:
         """All slots, by offset."""
         return [self._granted[offset] for offset in sorted(self._granted)]
+
+    def close(self) -> None:
+        """Let go of the words. The slots are of no use afterwards."""
+        self.generations.release()
+        self._moves_word.release()
 
     def problems(self) -> list[str]:
         """What does not add up: slots and extents must tile the tier, the sums must agree."""

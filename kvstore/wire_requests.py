@@ -58,12 +58,12 @@ def request_fields(request: Request) -> Fields:
     return {"t": name, **pack(request)}
 
 
-def request_of(fields: Fields, domain: bytes) -> Request:
-    """The request of a map, about `domain`. Raises WireError, naming the field."""
+def request_of(fields: Fields, domain: bytes, holder: int) -> Request:
+    """The request of a map, about `domain`, by `holder`. Raises WireError, naming the field."""
     unpack = _UNPACKERS.get(cast("str", fields.get("t")))
     if unpack is None:
         raise WireError(f"there is no request {fields.get('t')!r:.40}")
-    return unpack(fields, domain)
+    return unpack(fields, domain, holder)
 
 
 # -- fields ----------------------------------------------------------------------------------
@@ -132,18 +132,18 @@ def _unpack_lookup(fields: Fields) -> tuple[list[bytes], list[int] | None, list[
     return keys, _first_needed(fields.get("n"), keys), columns
 
 
-def _unpack_match(fields: Fields, domain: bytes) -> Request:
+def _unpack_match(fields: Fields, domain: bytes, _: int) -> Request:
     keys, needed, more = _unpack_lookup(fields)
     return MatchRequest(domain, keys, _wait(fields), needed, more)
 
 
-def _unpack_lease(fields: Fields, domain: bytes) -> Request:
+def _unpack_lease(fields: Fields, domain: bytes, holder: int) -> Request:
     keys, needed, more = _unpack_lookup(fields)
     tokens, ttl = _number(fields, "tokens", 0), _seconds(fields, "ttl")
-    return LeaseRequest(domain, keys, tokens, ttl, _wait(fields), needed, more)
+    return LeaseRequest(domain, keys, tokens, ttl, _wait(fields), needed, more, holder)
 
 
-def _unpack_read(fields: Fields, domain: bytes) -> Request:
+def _unpack_read(fields: Fields, domain: bytes, _: int) -> Request:
     keys, needed, more = _unpack_lookup(fields)
     return ReadRequest(domain, keys, _number(fields, "tokens", 0), _wait(fields), needed, more)
 
@@ -189,7 +189,7 @@ def _flags_of(spec: BlockSpec) -> int:
     return flags
 
 
-def _unpack_reserve(fields: Fields, domain: bytes) -> Request:
+def _unpack_reserve(fields: Fields, domain: bytes, holder: int) -> Request:
     flags, width = fields.get("f"), _number(fields, "width", 1)
     if not isinstance(flags, bytes) or not width or len(flags) % width:
         raise WireError("field 'f' is no byte for each part of each block")
@@ -220,6 +220,7 @@ def _unpack_reserve(fields: Fields, domain: bytes) -> Request:
         _wait(fields),
         _optional_seconds(fields, "x"),
         width,
+        holder,
     )
 
 
@@ -294,27 +295,27 @@ _PACKERS: dict[type, tuple[str, Callable[[Any], Fields]]] = {
     ScrubRequest: ("scrub", lambda r: {"k": pack_keys(r.keys)}),
 }
 
-_UNPACKERS: dict[str, Callable[[Fields, bytes], Request]] = {
+_UNPACKERS: dict[str, Callable[[Fields, bytes, int], Request]] = {
     "match": _unpack_match,
     "lease": _unpack_lease,
     "read": _unpack_read,
-    "adopt": lambda f, d: AdoptRequest(d, _number(f, "id")),
-    "renew": lambda f, _: RenewRequest(_number(f, "id"), _seconds(f, "ttl")),
-    "release": lambda f, _: ReleaseRequest(_number(f, "id")),
-    "lost": lambda f, _: LostRequest(_number(f, "blocks"), _lost_outcome(f)),
+    "adopt": lambda f, d, h: AdoptRequest(d, _number(f, "id"), h),
+    "renew": lambda f, _, h: RenewRequest(_number(f, "id"), _seconds(f, "ttl"), h),
+    "release": lambda f, _, h: ReleaseRequest(_number(f, "id"), h),
+    "lost": lambda f, _, _h: LostRequest(_number(f, "blocks"), _lost_outcome(f)),
     "reserve": _unpack_reserve,
-    "commit": lambda f, _: CommitRequest(
-        _number(f, "id"), _number(f, "blocks"), _number(f, "differing", 0)
+    "commit": lambda f, _, h: CommitRequest(
+        _number(f, "id"), _number(f, "blocks"), _number(f, "differing", 0), h
     ),
-    "abort": lambda f, _: AbortRequest(_number(f, "id")),
-    "delete": lambda f, d: DeleteRequest(d, unpack_keys(f.get("k"))),
-    "pin": lambda f, d: PinRequest(
+    "abort": lambda f, _, h: AbortRequest(_number(f, "id"), h),
+    "delete": lambda f, d, _: DeleteRequest(d, unpack_keys(f.get("k"))),
+    "pin": lambda f, d, _: PinRequest(
         d,
         unpack_keys(f.get("k")),
         _pin_kind(f),
         _optional_seconds(f, "ttl"),
         max(1, _number(f, "width", 1)),
     ),
-    "unpin": lambda f, d: UnpinRequest(d, unpack_keys(f.get("k"))),
-    "scrub": lambda f, d: ScrubRequest(d, unpack_keys(f.get("k"))),
+    "unpin": lambda f, d, _: UnpinRequest(d, unpack_keys(f.get("k"))),
+    "scrub": lambda f, d, _: ScrubRequest(d, unpack_keys(f.get("k"))),
 }

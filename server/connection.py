@@ -67,7 +67,7 @@ class Connection:
             self.is_at_end = True
         self._input += received
         while len(self._input) >= LENGTH.size:
-            length = body_length(self._input[: LENGTH.size], bytes_max=self._bytes_max)
+            length = body_length(bytes(self._input[: LENGTH.size]), bytes_max=self._bytes_max)
             end = LENGTH.size + length
             if len(self._input) < end:
                 return

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import selectors
 import socket
-import time
 from collections import deque
 from contextlib import suppress
 from queue import SimpleQueue
@@ -68,7 +67,7 @@ class Control:
         self._connections: dict[int, Connection] = {}
         self._asked: dict[int, tuple[Connection | None, int]] = {}  # by the core's request id
         self._last_request_id = 0
-        self._started_at = time.time()
+        self._started_at = clock.now()
         #: What other threads have to say, and a descriptor that wakes this one up for it.
         self._news: deque[Callable[[], None]] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -255,11 +254,9 @@ class Control:
         connection.send(frame(welcome), (pool_fd, pool.read_only_words_fd))
 
     def _ask(self, connection: Connection, fields: dict[str, Any]) -> None:
-        request = request_of(fields, SINGLE_DOMAIN)
         session = connection.session
         assert session is not None  # `_handle` has seen to it
-        if "holder" in request._fields:
-            request = request._replace(holder=session.holder)
+        request = request_of(fields, SINGLE_DOMAIN, session.holder)
         if isinstance(request, ReserveRequest) and not session.can_write:
             raise WireError("a client that may only read has asked for room")
         client_id = fields.get("i")
@@ -321,8 +318,7 @@ class Control:
         return {
             "t": "status",
             "pid": os.getpid(),
-            "started_at": self._started_at,
-            "uptime_seconds": time.time() - self._started_at,
+            "uptime_seconds": self._clock.now() - self._started_at,
             "incarnation": self._incarnation.hex(),
             "wire": list(WIRE_VERSION),
             "tiers": {pool.name: {**core.usage(), "huge_bytes": pool.huge_bytes}},

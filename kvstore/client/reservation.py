@@ -11,9 +11,12 @@ from kvstore.messages import AbortRequest, CommitRequest
 from kvstore.types import Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvstore.buffers import Bytes
     from kvstore.client.link import Link
     from kvstore.messages import CommitAnswer, ReserveAnswer
+    from kvstore.tiers.base import Piece
     from kvstore.types import Place
 
 
@@ -62,6 +65,10 @@ class Reservation:
     def checksums(self) -> list[int | None]:
         """What the store knows of the contents of each part that is there."""
         return self._checksums
+
+    def write(self, batch: Sequence[Piece]) -> list[Outcome]:
+        """Copy into granted places, over the link that granted them; one outcome a piece."""
+        return self._link.write(batch)
 
     @property
     def views(self) -> list[Any]:

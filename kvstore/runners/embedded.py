@@ -68,6 +68,10 @@ class EmbeddedRunner:
 
     # -- what a session needs ----------------------------------------------------------------
 
+    def attached(self) -> EmbeddedRunner:
+        """Itself: there is only one."""
+        return self
+
     def call(self, request: Request) -> Answer:
         """Have a request answered, waiting no longer than it says."""
         self.check_usable()
