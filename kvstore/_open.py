@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from typing import TYPE_CHECKING, Self, cast
 
 import msgspec
@@ -47,6 +48,7 @@ class EmbeddedStore:
             POLICIES[settings.policy](),
             tier=tier.name,
             settings=settings,
+            token_secret=secrets.token_bytes(16),
         )
         self._runner = EmbeddedRunner(core, tier, clock)
 

@@ -93,14 +93,31 @@ class LeaseRequest(NamedTuple):
 
 
 class AdoptRequest(NamedTuple):
-    """Become one more holder of a lease, which ends when all have released it.
+    """Hold a lease once more, which ends when all have released it as often as they hold it.
 
-    Answered with a `LeaseAnswer`; one without a lease where it has ended, or is of another domain.
+    `keys` are of the blocks that the adopter takes it for, `width` for each block, all parts of a
+    block together. Answered with a `LeaseAnswer`; one without a lease where it has ended, where no
+    core gave this token, where it is of another domain, or on other blocks than these.
     """
 
     domain: bytes
+    token: bytes
+    keys: Sequence[bytes]
+    width: int = 1
+    holder: int = 0
+
+
+class TokenRequest(NamedTuple):
+    """What lets another process adopt a lease?"""
+
     lease_id: int
     holder: int = 0
+
+
+class TokenAnswer(NamedTuple):
+    """Opaque bytes, of use to whoever talks to the same core; None where the lease has ended."""
+
+    token: bytes | None
 
 
 class LeaseAnswer(NamedTuple):
@@ -326,6 +343,7 @@ Request = (
     MatchRequest
     | LeaseRequest
     | AdoptRequest
+    | TokenRequest
     | ReadRequest
     | RenewRequest
     | ReleaseRequest
@@ -343,6 +361,7 @@ Request = (
 Answer = (
     MatchAnswer
     | LeaseAnswer
+    | TokenAnswer
     | ReadAnswer
     | RenewAnswer
     | ReleaseAnswer

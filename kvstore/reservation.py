@@ -199,6 +199,10 @@ class Reservations:
             self.abort(number, holder)
         return len(held)
 
+    def has_holder(self, holder: int) -> bool:
+        """Has it any, open or with memory that is held for it?"""
+        return any(r.holder == holder for r in self._reservations.values())
+
     def expire(self, now: float) -> None:
         """Close the reservations whose deadline has come.
 

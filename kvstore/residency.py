@@ -159,7 +159,7 @@ class Residency:
     def trim(self, low_bytes: int, blocks_max: int) -> bool:
         """Evict down to `low_bytes` in use, at most `blocks_max` blocks; True if there are more."""
         for _ in range(blocks_max):
-            if self.slots.capacity_bytes - self.slots.free_bytes <= low_bytes:
+            if self.slots.usable_bytes - self.slots.free_bytes <= low_bytes:
                 return False
             victim = self._policy.pop_victim()
             if victim is None:

@@ -51,6 +51,8 @@ from kvstore.messages import (
     ScrubAnswer,
     ScrubRequest,
     Step,
+    TokenAnswer,
+    TokenRequest,
     UnpinAnswer,
     UnpinRequest,
 )
@@ -92,6 +94,7 @@ class Core:
 
     `clock` is asked for the time and never waited on. `slots` describes the tier's bytes, which
     this class never sees. Above the high watermark it evicts by itself, down to the low one.
+    `token_secret`, of up to 64 bytes, makes the tokens of its leases its own.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class Core:
         *,
         tier: str = "dram",
         settings: CoreSettings = DEFAULT_SETTINGS,
+        token_secret: bytes = b"",
     ) -> None:
         self.counters = Counters()
         self._clock = clock
@@ -110,7 +114,7 @@ class Core:
         self._high_bytes = int(high * slots.capacity_bytes) if high < 1.0 else None
         self._low_bytes = int(low * slots.capacity_bytes)
         self._retention = Retention(self._blocks, settings)
-        self._leases = Leases(self._blocks, self.counters, settings)
+        self._leases = Leases(self._blocks, self.counters, settings, token_secret)
         self._reservations = Reservations(self._blocks, self._retention, self.counters)
         self._holders = (self._leases, self._reservations, self._retention)
         self._transfers = Transfers(self._blocks)
@@ -126,6 +130,7 @@ class Core:
             ReadRequest: self._read,
             ReserveRequest: self._begin_waitable,
             AdoptRequest: self._adopt,
+            TokenRequest: self._token,
             EndHolderRequest: self._end_holder,
             RenewRequest: self._renew,
             ReleaseRequest: self._release,
@@ -214,6 +219,10 @@ class Core:
             **{f"{state}_bytes": slots.bytes_in(state) for state in SlotState},
         }
 
+    def has_holder(self, holder: int) -> bool:
+        """Does this holder have a lease or a reservation, or memory that it may still write to?"""
+        return self._leases.has_holder(holder) or self._reservations.has_holder(holder)
+
     def resident_keys(self) -> list[tuple[bytes, bytes]]:
         """(domain, key) of every block that a reader could find."""
         return [(e.domain, e.key) for e in self._blocks.index if e.is_ready]
@@ -231,7 +240,7 @@ class Core:
 
     def _trim(self, high_bytes: int) -> None:
         slots = self._blocks.slots
-        if self._must_trim or slots.capacity_bytes - slots.free_bytes > high_bytes:
+        if self._must_trim or slots.usable_bytes - slots.free_bytes > high_bytes:
             self._must_trim = self._blocks.trim(self._low_bytes, _TRIM_BLOCKS)
 
     def _answer(self, request_id: int, answer: Answer) -> None:
@@ -333,8 +342,12 @@ class Core:
         self._answer(request_id, ReleaseAnswer(was_held))
 
     def _adopt(self, request_id: int, request: Request, now: float) -> None:
-        domain, lease_id, holder = cast("AdoptRequest", request)
-        self._answer(request_id, self._leases.adopt(domain, lease_id, holder, now))
+        answer = self._leases.adopt(cast("AdoptRequest", request), now)
+        self._answer(request_id, answer)
+
+    def _token(self, request_id: int, request: Request, _now: float) -> None:
+        lease_id, holder = cast("TokenRequest", request)
+        self._answer(request_id, TokenAnswer(self._leases.token(lease_id, holder)))
 
     def _end_holder(self, request_id: int, request: Request, _now: float) -> None:
         holder = cast("EndHolderRequest", request).holder

@@ -6,7 +6,7 @@ no two clocks need to agree and the time on the way is on the safe side.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from kvstore.errors import WireError
 from kvstore.messages import (
@@ -22,6 +22,7 @@ from kvstore.messages import (
     RenewAnswer,
     ReserveAnswer,
     ScrubAnswer,
+    TokenAnswer,
     UnpinAnswer,
 )
 from kvstore.types import Outcome, Place
@@ -56,13 +57,14 @@ def answer_of(fields: Fields, asked_at: float) -> Answer:
 
     Raises WireError. Places have no keys: those are the daemon's.
     """
-    unpack = _UNPACKERS.get(cast("str", fields.get("t")))
+    name = fields.get("t")
+    unpack = _UNPACKERS.get(name) if isinstance(name, str) else None
     if unpack is None:
-        raise WireError(f"there is no answer {fields.get('t')!r:.40}")
+        raise WireError(f"there is no answer {name!r:.40}")
     try:
         return unpack(fields, asked_at)
     except (KeyError, TypeError, ValueError) as error:
-        raise WireError(f"an answer {fields.get('t')!r} lacks a field: {error}") from error
+        raise WireError(f"an answer {name!r} lacks a field: {error}") from error
 
 
 # -- places ----------------------------------------------------------------------------------
@@ -148,6 +150,7 @@ _PACKERS: dict[type, tuple[str, Callable[[Any, float], Fields]]] = {
         lambda a, _: {"n": a.blocks, "by": a.by_tier, "why": pack_outcome(a.reason)},
     ),
     LeaseAnswer: ("leased", _pack_lease),
+    TokenAnswer: ("token", lambda a, _: {"token": a.token}),
     ReadAnswer: (
         "readable",
         lambda a, _: {
@@ -175,6 +178,7 @@ _PACKERS: dict[type, tuple[str, Callable[[Any, float], Fields]]] = {
 _UNPACKERS: dict[str, Callable[[Fields, float], Answer]] = {
     "matched": lambda f, _: MatchAnswer(f["n"], f["by"], unpack_outcome(f["why"])),
     "leased": _unpack_lease,
+    "token": lambda f, _: TokenAnswer(f["token"]),
     "readable": lambda f, _: ReadAnswer(
         f["n"], _unpack_places(f), unpack_outcome(f["why"]), f["moves"]
     ),

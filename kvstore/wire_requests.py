@@ -6,7 +6,7 @@ A domain never travels: the daemon puts in that of the authenticated peer. Times
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from kvstore.errors import WireError
 from kvstore.messages import (
@@ -27,9 +27,11 @@ from kvstore.messages import (
     RenewRequest,
     ReserveRequest,
     ScrubRequest,
+    TokenRequest,
     UnpinRequest,
 )
 from kvstore.wire import (
+    KEYS_MAX,
     NONE_U64,
     pack_keys,
     pack_numbers,
@@ -60,9 +62,10 @@ def request_fields(request: Request) -> Fields:
 
 def request_of(fields: Fields, domain: bytes, holder: int) -> Request:
     """The request of a map, about `domain`, by `holder`. Raises WireError, naming the field."""
-    unpack = _UNPACKERS.get(cast("str", fields.get("t")))
+    name = fields.get("t")
+    unpack = _UNPACKERS.get(name) if isinstance(name, str) else None
     if unpack is None:
-        raise WireError(f"there is no request {fields.get('t')!r:.40}")
+        raise WireError(f"there is no request {name!r:.40}")
     return unpack(fields, domain, holder)
 
 
@@ -73,6 +76,13 @@ def _number(fields: Fields, name: str, default: int | None = None) -> int:
     value = fields.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= NONE_U64:
         raise WireError(f"field {name!r} is no number from 0 on")
+    return value
+
+
+def _binary(fields: Fields, name: str) -> bytes:
+    value = fields.get(name)
+    if not isinstance(value, bytes):
+        raise WireError(f"field {name!r} is no binary")
     return value
 
 
@@ -191,7 +201,7 @@ def _flags_of(spec: BlockSpec) -> int:
 
 def _unpack_reserve(fields: Fields, domain: bytes, holder: int) -> Request:
     flags, width = fields.get("f"), _number(fields, "width", 1)
-    if not isinstance(flags, bytes) or not width or len(flags) % width:
+    if not isinstance(flags, bytes) or not width or len(flags) % width or len(flags) > KEYS_MAX:
         raise WireError("field 'f' is no byte for each part of each block")
     wanted = sum(1 for flag in flags if flag & _WANTED)
     keys, parents = unpack_keys(fields.get("k")), unpack_keys(fields.get("p"))
@@ -266,7 +276,11 @@ def _lost_outcome(fields: Fields) -> Outcome:
 
 _PACKERS: dict[type, tuple[str, Callable[[Any], Fields]]] = {
     MatchRequest: ("match", _pack_lookup),
-    AdoptRequest: ("adopt", lambda r: {"id": r.lease_id}),
+    AdoptRequest: (
+        "adopt",
+        lambda r: {"token": r.token, "k": pack_keys(r.keys), "width": r.width},
+    ),
+    TokenRequest: ("token", lambda r: {"id": r.lease_id}),
     LeaseRequest: (
         "lease",
         lambda r: {**_pack_lookup(r), "tokens": r.tokens, "ttl": r.ttl_seconds},
@@ -299,7 +313,10 @@ _UNPACKERS: dict[str, Callable[[Fields, bytes, int], Request]] = {
     "match": _unpack_match,
     "lease": _unpack_lease,
     "read": _unpack_read,
-    "adopt": lambda f, d, h: AdoptRequest(d, _number(f, "id"), h),
+    "adopt": lambda f, d, h: AdoptRequest(
+        d, _binary(f, "token"), unpack_keys(f.get("k")), max(1, _number(f, "width", 1)), h
+    ),
+    "token": lambda f, _, h: TokenRequest(_number(f, "id"), h),
     "renew": lambda f, _, h: RenewRequest(_number(f, "id"), _seconds(f, "ttl"), h),
     "release": lambda f, _, h: ReleaseRequest(_number(f, "id"), h),
     "lost": lambda f, _, _h: LostRequest(_number(f, "blocks"), _lost_outcome(f)),

@@ -13,7 +13,7 @@ from kvstore.wire import (
     HELLO_BYTES_MAX,
     LENGTH,
     body_length,
-    fields_of,
+    request_fields_of,
 )
 
 if TYPE_CHECKING:
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from kvstore.server.sessions import Session
 
 _RECEIVED_BYTES = 256 << 10
-#: What a client may leave unread before it is dropped.
-_OUTPUT_BYTES_MAX = 64 << 20
+#: What a client may leave unread before it is dropped, beside one answer of the greatest length.
+_OUTPUT_BYTES_MAX = 8 << 20
+#: From a client that has left so much unread, nothing more is read.
+_UNREAD_BYTES_MAX = 1 << 20
 #: Requests of one connection that wait for their answers.
 WAITING_MAX = 256
 
@@ -31,10 +33,12 @@ WAITING_MAX = 256
 class Connection:
     """What has come over a socket and is no whole frame yet, and what is still to be sent."""
 
-    def __init__(self, accepted: socket.socket) -> None:
+    def __init__(self, accepted: socket.socket, accepted_at: float) -> None:
+        self.accepted_at = accepted_at
         accepted.setblocking(False)
         self.socket = accepted
         self.session: Session | None = None
+        self.pid: int | None = None  # of a process that has said hello
         self.waiting: set[int] = set()  # the core's ids of requests without an answer
         self.is_at_end = False
         self.is_closed = False
@@ -73,7 +77,17 @@ class Connection:
                 return
             body = bytes(self._input[LENGTH.size : end])
             del self._input[:end]
-            yield fields_of(body)
+            yield request_fields_of(body)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What is kept of it: begun frames, and answers that it did not read yet."""
+        return len(self._input) + self._output_bytes
+
+    @property
+    def may_ask(self) -> bool:
+        """Does it read its answers?"""
+        return self._output_bytes < _UNREAD_BYTES_MAX
 
     @property
     def has_output(self) -> bool:
@@ -83,9 +97,9 @@ class Connection:
     def send(self, data: bytes, descriptors: Sequence[int]) -> None:
         """Queue a frame, with descriptors that go along with its first byte."""
         self._output.append((memoryview(data), descriptors))
-        self._output_bytes += len(data)
         if self._output_bytes > _OUTPUT_BYTES_MAX:
             raise WireError("the client does not read its answers")
+        self._output_bytes += len(data)
 
     def flush(self) -> None:
         """Send what the socket takes."""
@@ -109,4 +123,6 @@ class Connection:
         """End it."""
         self.is_closed = True
         self._output.clear()
+        self._input.clear()
+        self._output_bytes = 0
         self.socket.close()

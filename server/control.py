@@ -9,6 +9,7 @@ a client may have under way is bounded.
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 import socket
@@ -17,10 +18,19 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from kvstore.errors import InvariantViolated, WireError
-from kvstore.messages import EndHolderRequest, ReleaseRequest, ReserveRequest
+from kvstore.errors import WireError
+from kvstore.messages import (
+    AbortRequest,
+    EndHolderRequest,
+    LeaseAnswer,
+    ReleaseRequest,
+    ReserveAnswer,
+    ReserveRequest,
+)
 from kvstore.server.connection import Connection
+from kvstore.server.connections import Connections
 from kvstore.server.sessions import Sessions, identify
+from kvstore.server.status import status_fields, verified_fields
 from kvstore.types import SINGLE_DOMAIN
 from kvstore.wire import WIRE_VERSION, frame, serves, unpack_numbers
 from kvstore.wire_answers import answer_fields
@@ -30,13 +40,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvstore.clock import Clock
-    from kvstore.messages import Step, Transfer
+    from kvstore.messages import Answer, Request, Step, Transfer
     from kvstore.server.pool import SharedPool
     from kvstore.server.sessions import Session
     from kvstore.store import Core
     from kvstore.types import Outcome
 
-CONNECTIONS_MAX = 1_024
 _ACCEPTED_AT_ONCE = 16
 #: No longer than this without a look at the clock.
 _IDLE_SECONDS = 1.0
@@ -64,10 +73,11 @@ class Control:
         self._clock = clock
         self._incarnation = incarnation
         self._sessions = Sessions()
-        self._connections: dict[int, Connection] = {}
+        self._connections = Connections()
+        self._is_deaf = False  # out of descriptors: no more connections are accepted for a while
         self._asked: dict[int, tuple[Connection | None, int]] = {}  # by the core's request id
         self._last_request_id = 0
-        self._started_at = clock.now()
+        self._started_at = self._cleaned_at = clock.now()
         #: What other threads have to say, and a descriptor that wakes this one up for it.
         self._news: deque[Callable[[], None]] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -123,6 +133,19 @@ class Control:
         deadline, now = self._core.next_deadline(), self._clock.now()
         if deadline is not None and deadline <= now:
             self._take(self._core.tick(now))
+        if now >= self._cleaned_at + _IDLE_SECONDS:
+            self._cleaned_at = now
+            self._clean(now)
+
+    def _clean(self, now: float) -> None:
+        """Once a second: end what came to nothing, and listen again."""
+        for connection in self._connections.silent(now):
+            self._drop(connection)
+        for session in self._sessions:
+            self._end_if_idle(session)
+        if self._is_deaf:
+            self._is_deaf = False
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def _hear(self) -> None:
         with suppress(BlockingIOError):
@@ -131,12 +154,13 @@ class Control:
             self._news.popleft()()
 
     def _close(self) -> None:
-        for connection in list(self._connections.values()):
+        for connection in self._connections:
             self._drop(connection)
         for session in self._sessions:
             self._forget_process(session)
         self._selector.close()
-        os.close(self._wake_fd)
+        wake_fd, self._wake_fd = self._wake_fd, -1  # other threads may still want to call
+        os.close(wake_fd)
 
     # -- connections ---------------------------------------------------------------------------
 
@@ -144,13 +168,20 @@ class Control:
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 accepted, _ = self._listener.accept()
-            except OSError:
-                return  # there is none, or it has gone again, or we are out of descriptors
-            if len(self._connections) >= CONNECTIONS_MAX:
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    # It would be reported as ready again and again.
+                    self._is_deaf = True
+                    self._selector.unregister(self._listener)
+                return  # or there is none, or it has gone again
+            oldest = self._connections.in_the_way()
+            if oldest is not None:
+                self._drop(oldest)
+            if self._connections.is_full:
                 accepted.close()
                 continue
-            connection = Connection(accepted)
-            self._connections[connection.fileno()] = connection
+            connection = Connection(accepted, self._clock.now())
+            self._connections.add(connection)
             self._selector.register(
                 accepted, selectors.EVENT_READ, lambda events, c=connection: self._serve(c, events)
             )
@@ -163,6 +194,7 @@ class Control:
             if events & selectors.EVENT_READ:
                 for fields in connection.receive():
                     self._handle(connection, fields)
+                self._count(connection)
                 if connection.is_at_end:
                     self._drop(connection)
                     return
@@ -174,7 +206,8 @@ class Control:
     def _watch(self, connection: Connection) -> None:
         if connection.is_closed:
             return
-        events = selectors.EVENT_READ
+        # Whoever does not read is asked no more; epoll tells of its end all the same.
+        events = selectors.EVENT_READ if connection.may_ask else 0
         if connection.has_output:
             events |= selectors.EVENT_WRITE
         key = self._selector.get_key(connection.socket)
@@ -185,7 +218,7 @@ class Control:
         """A connection has ended, by its own word or ours. Its process may go on."""
         if connection.is_closed:
             return
-        self._connections.pop(connection.fileno(), None)
+        self._connections.remove(connection)
         self._selector.unregister(connection.socket)
         connection.close()
         for request_id in connection.waiting:
@@ -196,11 +229,20 @@ class Control:
             session.connections -= 1
             if not session.connections and not session.can_write:
                 self._end(session)  # nobody else could tell us when it is gone
+            else:
+                self._end_if_idle(session)
+
+    def _count(self, connection: Connection) -> None:
+        """Its buffers have grown or shrunk."""
+        if not connection.is_closed:
+            largest = self._connections.count(connection)
+            if largest is not None:
+                self.call_soon(lambda: self._drop(largest))
 
     # -- frames --------------------------------------------------------------------------------
 
     def _handle(self, connection: Connection, fields: dict[str, Any]) -> None:
-        kind = fields.get("t")
+        kind = fields["t"]
         if connection.session is None:
             if kind != "hello":
                 raise WireError("the first frame is a hello")
@@ -224,12 +266,18 @@ class Control:
             connection.flush()
             raise WireError("another version")
         identity = identify(connection.socket)
+        try:
+            self._connections.know(connection, identity.pid)
+        except WireError:
+            if identity.pidfd is not None:
+                os.close(identity.pidfd)
+            raise
         session: Session | None = None
         holder, secret = fields.get("session"), fields.get("secret")
-        if isinstance(holder, int) and isinstance(secret, bytes):
+        if holder is not None and secret is not None:
             session = self._sessions.join(holder, secret, identity)
         if session is None:
-            session = self._sessions.open(identity, str(fields.get("name", ""))[:64])
+            session = self._sessions.open(identity, fields.get("name", "")[:64])
             if identity.pidfd is not None:
                 self._selector.register(
                     identity.pidfd, selectors.EVENT_READ, lambda s=session: self._end(s)
@@ -282,28 +330,53 @@ class Control:
         now = self._clock.now()
         for request_id, answer in step.answers:
             connection, client_id = self._asked.pop(request_id, (None, 0))
-            if connection is not None and not connection.is_closed:
+            if connection is None:
+                continue
+            if not connection.is_closed:  # else it is looped over
                 connection.waiting.discard(request_id)
-                self._send(connection, {"i": client_id, **answer_fields(answer, now)})
+            fields = {"i": client_id, **answer_fields(answer, now)}
+            if connection.is_closed or not self._send(connection, fields):
+                self._take_back(connection, answer)
 
-    def _send(self, connection: Connection, fields: dict[str, Any]) -> None:
+    def _take_back(self, connection: Connection, answer: Answer) -> None:
+        """What was granted and cannot be delivered, nobody would ever give back."""
+        session = connection.session
+        if session is None or session.is_over:
+            return
+        request: Request | None = None
+        if isinstance(answer, LeaseAnswer) and answer.lease_id:
+            request = ReleaseRequest(answer.lease_id, session.holder)
+        elif isinstance(answer, ReserveAnswer) and answer.reservation_id:
+            request = AbortRequest(answer.reservation_id, session.holder)
+        if request is not None:
+            self._take(self._core.begin(self._begin_id(None, 0), request))
+
+    def _send(self, connection: Connection, fields: dict[str, Any]) -> bool:
         try:
             connection.send(frame(fields), ())
             connection.flush()
+            self._count(connection)
         except (WireError, OSError):
             self.call_soon(lambda: self._drop(connection))
-            return
+            return False
         self._watch(connection)
+        return True
 
     # -- processes -----------------------------------------------------------------------------
 
     def _end(self, session: Session) -> None:
         """A process is gone, and all that it held with it."""
-        for connection in list(self._connections.values()):
+        session.is_over = True
+        for connection in self._connections:
             if connection.session is session:
                 self._drop(connection)
         self._forget_process(session)
         self._take(self._core.begin(self._begin_id(None, 0), EndHolderRequest(session.holder)))
+
+    def _end_if_idle(self, session: Session) -> None:
+        """A session that nobody is connected to and that holds nothing is worth no descriptor."""
+        if not (session.connections or session.is_over or self._core.has_holder(session.holder)):
+            self._end(session)
 
     def _forget_process(self, session: Session) -> None:
         if session.identity.pidfd is not None:
@@ -311,39 +384,13 @@ class Control:
                 self._selector.unregister(session.identity.pidfd)
         self._sessions.end(session)
 
-    # -- what a person asks --------------------------------------------------------------------
 
-    def _status(self) -> dict[str, Any]:
-        core, pool = self._core, self._pool
-        return {
-            "t": "status",
-            "pid": os.getpid(),
-            "uptime_seconds": self._clock.now() - self._started_at,
-            "incarnation": self._incarnation.hex(),
-            "wire": list(WIRE_VERSION),
-            "tiers": {pool.name: {**core.usage(), "huge_bytes": pool.huge_bytes}},
-            "counters": core.counters.snapshot(),
-            "connections": len(self._connections),
-            "clients": [
-                {
-                    "pid": session.identity.pid,
-                    "uid": session.identity.uid,
-                    "name": session.name,
-                    "connections": session.connections,
-                    "writes": session.can_write,
-                }
-                for session in self._sessions
-            ],
-        }
-
-    def _verify(self) -> dict[str, Any]:
-        try:
-            return {"t": "verified", "audit": self._core.check()._asdict(), "problems": []}
-        except InvariantViolated as error:
-            return {"t": "verified", "audit": None, "problems": str(error).split("; ")}
-
-
-_INQUIRIES: dict[Any, Callable[[Control], dict[str, Any]]] = {
-    "status": Control._status,
-    "verify": Control._verify,
+_INQUIRIES: dict[str, Callable[[Control], dict[str, Any]]] = {
+    "status": lambda c: (
+        status_fields(
+            c._core, c._pool, c._sessions, len(c._connections), c._clock.now() - c._started_at
+        )
+        | {"incarnation": c._incarnation.hex()}
+    ),
+    "verify": lambda c: verified_fields(c._core),
 }

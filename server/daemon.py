@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import secrets
 import signal
 import socket
+import stat
 import threading
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from kvstore import codec
@@ -16,6 +18,7 @@ from kvstore.clock import SystemClock
 from kvstore.errors import ConfigError
 from kvstore.paths import check_socket_path, make_private_directory
 from kvstore.policy import POLICIES
+from kvstore.server.connections import CONNECTIONS_MAX
 from kvstore.server.control import Control
 from kvstore.server.pool import SharedPool
 from kvstore.slots import Slots
@@ -51,6 +54,7 @@ class Daemon:
 
     def serve(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Serve until SIGTERM or SIGINT. To be called in the main thread, once."""
+        _raise_descriptor_limit()
         worker = threading.Thread(target=self._make_checksums, name="kvstore-worker", daemon=True)
         worker.start()
         before = {number: signal.signal(number, self._on_signal) for number in _STOPPING_SIGNALS}
@@ -92,8 +96,7 @@ class Daemon:
             ) from None
         os.ftruncate(lock_fd, 0)
         os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
-        with suppress(FileNotFoundError):
-            self.socket_path.unlink()
+        self._clear_socket()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._resources.callback(self._listener.close)
         try:
@@ -105,6 +108,25 @@ class Daemon:
         self._listener.setblocking(False)
         self._listener.listen(_BACKLOG)
 
+    def _clear_socket(self) -> None:
+        """Remove what a killed daemon left; not a socket where somebody listens without a lock."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
+            try:
+                probe.connect(os.fspath(self.socket_path))
+            except OSError:
+                pass
+            else:
+                raise ConfigError(
+                    f"{self.socket_path} is served by somebody else: stop it, or give another "
+                    "--socket"
+                )
+        try:
+            if not stat.S_ISSOCK(self.socket_path.lstat().st_mode):
+                raise ConfigError(f"{self.socket_path} is there already, and is no socket")
+            self.socket_path.unlink()
+        except FileNotFoundError:
+            pass
+
     def _take_pool(self, config: Config) -> None:
         self.pool = SharedPool(config.dram_capacity_bytes())
         self._resources.callback(self.pool.close)
@@ -114,7 +136,14 @@ class Daemon:
         slots.restrict(0)  # until the memory is there
         policy = POLICIES[settings.policy]()
         clock = SystemClock()
-        core = Core(clock, slots, policy, tier=self.pool.name, settings=settings)
+        core = Core(
+            clock,
+            slots,
+            policy,
+            tier=self.pool.name,
+            settings=settings,
+            token_secret=secrets.token_bytes(16),
+        )
         incarnation = secrets.token_bytes(16)
         self.control = Control(core, self.pool, self._listener, clock, incarnation)
 
@@ -126,3 +155,13 @@ class Daemon:
         while (transfer := self.control.work.get()) is not None:
             checksum = codec.checksum(self.pool.view(transfer.place))
             self.control.completed(transfer, Outcome.OK, checksum)
+
+
+def _raise_descriptor_limit() -> None:
+    """A connection takes a descriptor, and its process another; the usual limit is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 4 * CONNECTIONS_MAX
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

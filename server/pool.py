@@ -8,6 +8,7 @@ The pool is populated in the background, and slots are granted from the part tha
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from contextlib import suppress
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from kvstore.tiers.base import Piece
     from kvstore.types import Place
 
+_log = logging.getLogger("kvstore.server")
+
 #: Populated in one go, and then told to the core.
 _POPULATED_BYTES = 64 << 20
 
@@ -40,11 +43,12 @@ class SharedPool:
         words_bytes = -(-8 * (1 + units) // SLOT_ALIGNMENT_BYTES) * SLOT_ALIGNMENT_BYTES
         self.words_bytes = words_bytes
         self.fd = shared_memory.create("kvstore-pool", self.capacity_bytes)
-        self.words_fd = shared_memory.create("kvstore-words", words_bytes)
+        self.words_fd = shared_memory.create("kvstore-words", words_bytes, is_sealed=False)
         self.read_only_fd = shared_memory.read_only(self.fd)
         self.read_only_words_fd = shared_memory.read_only(self.words_fd)
         self._mapping = SharedMapping(self.fd, self.capacity_bytes, is_writable=True)
         self._words_mapping = SharedMapping(self.words_fd, words_bytes, is_writable=True)
+        shared_memory.forbid_writers(self.words_fd)
         #: For `Slots`: how often slots changed hands, then their generations.
         self.words: memoryview[int] = self._words_mapping.memory.data.cast("Q")
         self.populated_bytes = 0
@@ -103,8 +107,14 @@ class SharedPool:
             start, end = end, min(end + _POPULATED_BYTES, self.capacity_bytes)
             try:
                 self._mapping.populate(start, end)
-            except TierError:
-                return  # the pool stays as large as it is; `status` shows it
+            except TierError as error:
+                _log.warning(
+                    "the pool has %d of %d bytes, and stays so: %s",
+                    start,
+                    self.capacity_bytes,
+                    error,
+                )
+                break
             self.populated_bytes = end
             on_populated(end)
         self._collapse()

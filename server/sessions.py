@@ -42,7 +42,7 @@ def identify(connection: socket.socket) -> PeerIdentity:
 class Session:
     """One process. `secret` lets further connections of it join."""
 
-    __slots__ = ("connections", "holder", "identity", "name", "secret")
+    __slots__ = ("connections", "holder", "identity", "is_over", "name", "secret")
 
     def __init__(self, holder: int, identity: PeerIdentity, name: str) -> None:
         self.holder = holder
@@ -50,6 +50,7 @@ class Session:
         self.name = name
         self.secret = secrets.token_bytes(SECRET_BYTES)
         self.connections = 0
+        self.is_over = False
 
     @property
     def can_write(self) -> bool:

@@ -31,6 +31,8 @@ from kvstore.messages import (
     ReserveRequest,
     ScrubAnswer,
     ScrubRequest,
+    TokenAnswer,
+    TokenRequest,
     UnpinAnswer,
     UnpinRequest,
 )
@@ -65,6 +67,7 @@ _ANSWERS: dict[type, Callable[[Any, Outcome, float], Answer]] = {
     MatchRequest: lambda r, why, _: MatchAnswer(0, {}, why if r.keys else None),
     LeaseRequest: _lease,
     AdoptRequest: lambda _, why, now: LeaseAnswer(0, 0, [], now, {}, why, 0),
+    TokenRequest: lambda _r, _why, _: TokenAnswer(None),
     ReadRequest: lambda r, why, _: ReadAnswer(0, [], why if r.keys else None, 0),
     ReserveRequest: _reserve,
     CommitRequest: lambda _r, why, _: CommitAnswer(why),
@@ -96,6 +99,9 @@ class AwayLink:
 
     def call_later(self, request: Request, memory: Sequence[Bytes | None]) -> None:
         """Nobody would hear it."""
+
+    def check_process(self) -> None:
+        """Nothing is held here, in any process."""
 
     def view(self, place: Place) -> NoReturn:
         """There is no memory; nobody was given a place here."""

@@ -7,9 +7,11 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from kvstore.client.attachment import Attachment, Incompatible
+from kvstore.client.attachment import Attachment
 from kvstore.client.away import AwayLink
-from kvstore.errors import DaemonUnavailable, StoreClosed
+from kvstore.client.backoff import Backoff
+from kvstore.client.greeting import ANSWER_SECONDS, Caller, Incompatible
+from kvstore.errors import DaemonUnavailable, StoreClosed, WireError
 from kvstore.types import Outcome
 
 if TYPE_CHECKING:
@@ -23,9 +25,6 @@ if TYPE_CHECKING:
     from kvstore.tiers.base import Piece
     from kvstore.types import Place
 
-#: How long after a failure the next attempt is made: it doubles from one to the other.
-BACKOFF_SECONDS_MIN, BACKOFF_SECONDS_MAX = 0.1, 5.0
-
 _log = logging.getLogger("kvstore.client")
 
 
@@ -35,20 +34,19 @@ class DaemonLink:
     def __init__(self, path: Path, clock: Clock, name: str) -> None:
         self.clock = clock
         self._path = path
-        self._name = name
+        self._caller = Caller(path, clock, name)
+        self._backoff = Backoff()
         self._lock = threading.Lock()
         self._attachment: Attachment | None = None
         self._away = AwayLink(clock, Outcome.UNAVAILABLE)
         self._pid = os.getpid()
-        self._next_try_at = -1.0
-        self._backoff_seconds = BACKOFF_SECONDS_MIN
         self._is_closed = False
         self._is_warned = False
 
     def attached(self) -> Link:
         """The link to the daemon that is there now, or to nowhere."""
         attachment = self._attachment
-        if attachment is not None and not attachment.is_over and self._pid == os.getpid():
+        if attachment is not None and self._pid == os.getpid() and _is_well(attachment):
             return attachment
         try:
             return self.attach()
@@ -60,40 +58,49 @@ class DaemonLink:
 
     def attach(self) -> Attachment:
         """The same, but raises DaemonUnavailable; during the back-off the one of last time."""
-        if self._is_closed:
-            raise StoreClosed("the store is closed")
         with self._lock_of_this_process():
+            if self._is_closed:
+                raise StoreClosed("the store is closed")
             attachment = self._attachment
-            if attachment is not None and not attachment.is_over:
+            if attachment is not None and _is_well(attachment):
                 return attachment
-            now = self.clock.now()
-            if now < self._next_try_at:
-                raise DaemonUnavailable(f"no daemon at {self._path}, a moment ago")
+            self._backoff.check(self.clock.now())
             try:
-                self._attachment = Attachment(self._path, self.clock, self._name)
+                self._attachment = attachment = self._attach_again(attachment)
             except DaemonUnavailable as error:
                 self._fail(error)
                 raise
             if self._is_warned:
                 self._is_warned = False
                 _log.warning("attached to the daemon at %s again", self._path)
-            self._backoff_seconds = BACKOFF_SECONDS_MIN
-            self._next_try_at = -1.0
-            return self._attachment
+            self._backoff.succeed()
+            return attachment
+
+    def _attach_again(self, before: Attachment | None) -> Attachment:
+        if before is not None and not before.is_gone():
+            try:
+                before.resume(self.clock.now() + ANSWER_SECONDS)
+            except DaemonUnavailable:
+                if not before.is_over:
+                    raise
+            else:
+                return before
+        return Attachment(self._caller, self._backoff)
 
     def close(self) -> None:
         """End it; every later call is StoreClosed."""
-        self._is_closed = True
-        if self._attachment is not None:
-            self._attachment.end()
+        with self._lock_of_this_process():
+            self._is_closed = True
+            attachment, self._attachment = self._attachment, None
+        if attachment is not None:
+            attachment.settle_and_end()
 
     def inquire(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Ask what only a daemon knows. Raises DaemonUnavailable."""
         attachment = self.attach()
         try:
-            return attachment.inquire(fields)
-        except OSError as error:
-            attachment.end()
+            return attachment.inquire(fields, self.clock.now() + ANSWER_SECONDS)
+        except (OSError, WireError) as error:
             raise DaemonUnavailable(f"the daemon at {self._path} does not answer") from error
 
     # A link itself, for whoever needs the daemon of the moment only.
@@ -105,6 +112,9 @@ class DaemonLink:
     def call_later(self, request: Request, memory: Sequence[Bytes | None]) -> None:
         """Send a request with the next call."""
         self.attached().call_later(request, memory)
+
+    def check_process(self) -> None:
+        """Nothing: a forked child gets an attachment of its own."""
 
     def view(self, place: Place) -> Bytes:
         """The pool's memory at a place."""
@@ -128,12 +138,17 @@ class DaemonLink:
             # held the lock does not exist here.
             self._pid = os.getpid()
             self._lock = threading.Lock()
-            self._attachment = None
-            self._next_try_at = -1.0
+            attachment, self._attachment = self._attachment, None
+            self._backoff = Backoff()
+            if attachment is not None:
+                attachment.leave_to_parent()
         return self._lock
 
     def _fail(self, error: DaemonUnavailable) -> None:
         reason = Outcome.INCOMPATIBLE if isinstance(error, Incompatible) else Outcome.UNAVAILABLE
         self._away = AwayLink(self.clock, reason)
-        self._next_try_at = self.clock.now() + self._backoff_seconds
-        self._backoff_seconds = min(2 * self._backoff_seconds, BACKOFF_SECONDS_MAX)
+        self._backoff.fail(self.clock.now())
+
+
+def _is_well(attachment: Attachment) -> bool:
+    return not (attachment.is_silent or attachment.is_gone())

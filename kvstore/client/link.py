@@ -34,6 +34,10 @@ class Link(Protocol):
         """
         ...
 
+    def check_process(self) -> None:
+        """Raise StoreForked where what was granted is a parent process's."""
+        ...
+
     def view(self, place: Place) -> Bytes:
         """The pool's own memory at a place."""
         ...

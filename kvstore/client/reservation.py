@@ -78,6 +78,7 @@ class Reservation:
         store's. Write to it before the commit only; afterwards it is every reader's.
         Raises ReservationExpired once all is committed or given back.
         """
+        self._link.check_process()
         if self._is_done:
             raise ReservationExpired("the reservation was committed or aborted")
         if not self._views:
@@ -109,8 +110,11 @@ class Reservation:
         request = CommitRequest(self._reservation_id, count, differing_puts)
         answer = cast("CommitAnswer", self._link.call(request))
         if answer.outcome is not Outcome.OK:
-            self._is_done = True
-            raise ReservationExpired("the reservation's deadline passed before the commit")
+            if answer.outcome is Outcome.EXPIRED:
+                self._is_done = True
+                raise ReservationExpired("the reservation's deadline passed before the commit")
+            self.give_up()  # it may have been heard, or not: what is not committed is given back
+            raise ReservationExpired(f"the commit was not answered: {answer.outcome}")
         self._committed = count
         self._is_done = count == total
 

@@ -23,6 +23,7 @@ from kvstore.errors import (
     StoreClosed,
 )
 from kvstore.messages import (
+    AdoptRequest,
     DeleteRequest,
     LeaseRequest,
     LostRequest,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
         MatchAnswer,
         PinAnswer,
         ReadAnswer,
+        Request,
         ReserveAnswer,
         UnpinAnswer,
     )
@@ -124,6 +126,23 @@ class Session:
             found.first_needed,
             found.more,
         )
+        return self._lease(request, keys)
+
+    def adopt(self, token: bytes, keys: Sequence[BlockKey]) -> Lease:
+        """Hold a lease that another session, perhaps of another process, has: see `Lease.token`.
+
+        `keys` are those that it was asked for. The memory stays until all who hold the lease have
+        released it, or their processes are gone, at the latest until its deadline. Of a lease that
+        has ended, or was never granted here, nothing is held: `blocks` is 0, the reason `expired`;
+        of one on other blocks than `keys` the reason is `absent`.
+        """
+        if not isinstance(token, bytes):
+            raise InvalidRequest(f"token is a {type(token).__name__}: expected bytes")
+        self._lookup(keys)  # that they are a prefix
+        request = AdoptRequest(self._domain, token, self._parts.all_keys(keys), self._parts.width)
+        return self._lease(request, keys)
+
+    def _lease(self, request: Request, keys: Sequence[BlockKey]) -> Lease:
         link = self._link.attached()
         lease = Lease(link, cast("LeaseAnswer", link.call(request)), keys, self._parts)
         self._open.add(lease)

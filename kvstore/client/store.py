@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from kvstore.client.daemon_link import DaemonLink
 from kvstore.client.session import Session
 from kvstore.clock import SystemClock
-from kvstore.errors import ConfigError, InvalidRequest
+from kvstore.errors import ConfigError, InvalidRequest, LeaseInUse, StoreForked
 from kvstore.keys import Namespace
 from kvstore.paths import check_socket_path, find_socket
 from kvstore.types import SINGLE_DOMAIN
@@ -32,6 +34,7 @@ class NodeStore:
     def __init__(self, path: Path, name: str) -> None:
         self.path = path
         self._link = DaemonLink(path, SystemClock(), name)
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
     def __enter__(self) -> Self:
         return self
@@ -48,7 +51,9 @@ class NodeStore:
                 f"a session needs a kvstore.Namespace, not {type(namespace).__name__}"
             )
         # The daemon puts the domain in; what a client says is never heard.
-        return Session(self._link, SINGLE_DOMAIN, namespace, part)
+        session = Session(self._link, SINGLE_DOMAIN, namespace, part)
+        self._sessions.add(session)
+        return session
 
     def status(self) -> dict[str, Any]:
         """What the daemon says of itself: plain values. Raises DaemonUnavailable."""
@@ -64,7 +69,14 @@ class NodeStore:
         return self._link.inquire({"t": "verify"})
 
     def close(self) -> None:
-        """End the connection. The daemon goes on."""
+        """Close the sessions, and end the connection. The daemon goes on.
+
+        A lease with a view that is alive ends at its deadline; the memory of a reservation with one
+        is kept for it until this process ends.
+        """
+        for session in list(self._sessions):
+            with suppress(LeaseInUse, StoreForked):
+                session.close()
         self._link.close()
 
 

@@ -99,6 +99,11 @@ class EmbeddedRunner:
         """Send a request with the next call, once nobody refers to `memory`. Takes no lock."""
         self._later.append((request, memory))
 
+    def check_process(self) -> None:
+        """Raise StoreForked in a forked child."""
+        if self._is_forked:
+            self.check_usable()
+
     def view(self, place: Place) -> Bytes:
         """The pool's own memory at a place."""
         self.check_usable()
