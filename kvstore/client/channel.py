@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import os
+import select
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -63,13 +64,12 @@ class Channel:
 
     def is_ended(self) -> bool:
         """Has the other side closed it? Asks the system, and waits for nothing."""
-        try:
-            flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
-            return not self._socket.recv(1, flags)
-        except BlockingIOError:
-            return False
-        except OSError:
+        fd = self._socket.fileno()
+        if fd < 0:
             return True
+        poll = select.poll()
+        poll.register(fd, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def drop_descriptors(self) -> None:
         """Close those that have come."""
