@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from kvstore.config import Config
 
-_BACKLOG = 128
+_BACKLOG = 1_024
 _STOPPING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 

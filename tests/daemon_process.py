@@ -102,7 +102,7 @@ class DaemonProcess(OwnProcess):
 
     def descriptors(self) -> int:
         """How many it has open."""
-        return len(os.listdir(f"/proc/{self.pid}/fd"))
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
 
     def private_bytes(self) -> int:
         """Memory of its own, without the shared pool."""

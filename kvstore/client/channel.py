@@ -10,6 +10,7 @@ import array
 import os
 import select
 import socket
+import struct
 from typing import TYPE_CHECKING, Any
 
 from kvstore.errors import WireError
@@ -33,8 +34,7 @@ class Channel:
         self.descriptors: list[int] = []  # that came and that nobody has taken yet
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
-            self._await(deadline)
-            self._socket.connect(os.fspath(path))
+            self._connect(path, deadline)
         except BaseException:
             self._socket.close()
             raise
@@ -81,6 +81,17 @@ class Channel:
         """End it."""
         self.drop_descriptors()
         self._socket.close()
+
+    def _connect(self, path: Path, deadline: float) -> None:
+        # A socket with a timeout of Python's would not wait at all where the daemon is behind with
+        # accepting; the system's own timeout does.
+        left = max(deadline - self._clock.now(), 0.001)
+        timeval = struct.pack("ll", int(left), int(left % 1 * 1_000_000))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+        try:
+            self._socket.connect(os.fspath(path))
+        except BlockingIOError as error:
+            raise TimeoutError("the daemon has not accepted in time") from error
 
     def _await(self, deadline: float) -> None:
         left = deadline - self._clock.now()

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from kvstore import wire
+from kvstore.types import Outcome
 from kvstore.wire_requests import request_fields
 from tests.daemon_process import now, pause, until
 from tests.payload import filled
@@ -24,13 +25,19 @@ def _many_descriptors():
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(8192, before[1]), before[1]))
     yield
+    while _opened:
+        _opened.pop().close()
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+_opened: list[socket.socket] = []
 
 
 def connected(daemon, *, seconds=5.0):
     peer = socket.socket(socket.AF_UNIX)
-    peer.settimeout(seconds)
+    _opened.append(peer)
     peer.connect(str(daemon.socket_path))
+    peer.settimeout(seconds)
     return peer
 
 
@@ -254,7 +261,7 @@ def test_releases_of_leases_of_others_do_nothing(daemon, store, session):
             peer.sendall(wire.frame({"i": number, "id": 1, **fields}))
         found = [answer(peer) for _ in range(4)]
         peer.sendall(wire.frame({"t": "commit", "i": 9, "id": 1, "blocks": 1}))
-        assert answer(peer)["outcome"] == wire.pack_outcome(kvstore_expired())
+        assert answer(peer)["outcome"] == wire.pack_outcome(Outcome.EXPIRED)
     assert [f.get("was", f.get("left", f.get("token"))) for f in found] == [
         False,
         None,
@@ -264,9 +271,3 @@ def test_releases_of_leases_of_others_do_nothing(daemon, store, session):
     assert store.verify()["audit"]["leases"] == 1
     assert lease.valid()
     lease.release()
-
-
-def kvstore_expired():
-    from kvstore.types import Outcome
-
-    return Outcome.EXPIRED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -185,10 +186,8 @@ def test_a_changed_answer_is_an_answer_or_refused(name, data):
     fields = answer_fields(ANSWERS[name], NOW)
     field = data.draw(st.sampled_from(sorted(fields)))
     fields[field] = data.draw(st.sampled_from(VALUES))
-    try:
+    with suppress(WireError):
         answer_of(fields, NOW)
-    except WireError:
-        pass
 
 
 @pytest.mark.parametrize(
