@@ -11,16 +11,17 @@ PIP_FLAGS ?=
 EXTRAS ?= transformers,lz4,test,lint
 PYTEST_FLAGS ?=
 BENCH_SIZES ?= 256KiB 1MiB 4MiB
+CRASH_SEED ?= 2
 BENCH_FLAGS ?= --rounds 300
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.kvstore-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format bench options clean
+.PHONY: help venv demo test test-crash lint format bench options clean
 
 help:  ## show this list
-	@grep -E '^[a-z]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## /  make \1 \t/' | expand -t 18
+	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## /  make \1 \t/' | expand -t 18
 
 venv: $(STAMP)  ## make .venv: this checkout, editable, and what tests and demo need
 
@@ -42,6 +43,9 @@ demo: venv  ## the store and a real engine: cold and warm time to first token, s
 
 test: venv  ## all tests that this machine can run
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+test-crash: venv  ## 500 rounds of killing and stopping daemon and clients (CRASH_SEED=2)
+	KVSTORE_CRASH_SEED=$(CRASH_SEED) $(BIN)/python -m pytest -s -m long tests/daemon $(PYTEST_FLAGS)
 
 lint: venv  ## style, types, layers
 	$(BIN)/ruff check .

@@ -82,7 +82,7 @@ class DaemonProcess(OwnProcess):
         self.log_path = directory / "log"
         self.config_path = directory / "c.toml"
         rows = "".join(f"{name} = {value}\n" for name, value in settings.items())
-        self.config_path.write_text(f'[dram]\ncapacity_bytes = "{capacity}"\n{rows}')
+        self.config_path.write_text(f'[dram]\ncapacity_bytes = "{capacity}"\n[store]\n{rows}')
         self.start()
 
     def start(self) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from kvstore.errors import InvalidRequest, LeaseExpired, ReservationExpired
 from kvstore.types import Outcome
 from tests.daemon_process import ClientProcess, pause, until
-from tests.payload import BLOCK_BYTES, empty_buffers, filled, payloads, writer_of, writers
+from tests.payload import BLOCK_BYTES, empty_buffers, filled, writers
 
 GIVEN_BACK_SECONDS = 1.0
 
@@ -377,17 +376,3 @@ done.set()
 """
         with ClientProcess(daemon.socket_path, script) as client:
             assert [client.hear() for _ in range(10)] == ["0"] * 10
-
-
-def test_a_view_of_a_mapping_that_is_gone_reads_zeros(daemon, session, store):
-    """A tensor over a view that was released keeps no export, so nobody can see it."""
-    torch = pytest.importorskip("torch")
-    keys = filled(session, 1, 1)
-    lease = session.lease(keys)
-    tensor = torch.frombuffer(
-        memoryview(np.frombuffer(lease.views[0], np.uint8)), dtype=torch.uint8
-    )
-    assert writer_of(tensor.numpy(), keys[0]) == 1
-    del tensor
-    lease.release()
-    assert payloads(keys)
