@@ -110,6 +110,12 @@ class Attachment:
             self._later.append((request, ()))
         return away_answer(request, reason, asked_at)
 
+    def ask(self, fields: dict[str, Any], deadline: float) -> dict[str, Any]:
+        """Have a map answered, after all that was said before. Raises as `inquire`."""
+        self.check_process()
+        self._settle(deadline)
+        return self.inquire(fields, deadline)
+
     def inquire(self, fields: dict[str, Any], deadline: float) -> dict[str, Any]:
         """Send a map, receive the one that answers it. Raises DaemonUnavailable, TimeoutError."""
         channel = self._take_channel(deadline)

@@ -99,7 +99,7 @@ class DaemonLink:
         """Ask what only a daemon knows. Raises DaemonUnavailable."""
         attachment = self.attach()
         try:
-            return attachment.inquire(fields, self.clock.now() + ANSWER_SECONDS)
+            return attachment.ask(fields, self.clock.now() + ANSWER_SECONDS)
         except (OSError, WireError) as error:
             raise DaemonUnavailable(f"the daemon at {self._path} does not answer") from error
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,7 +35,7 @@ def serve(*arguments):
 
 
 def available_bytes():
-    for line in open("/proc/meminfo"):  # noqa: PTH123, SIM115
+    for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return 0
