@@ -11,6 +11,7 @@ PIP_FLAGS ?=
 EXTRAS ?= transformers,lz4,test,lint
 PYTEST_FLAGS ?=
 BENCH_SIZES ?= 256KiB 1MiB 4MiB
+CRASH_SEED ?= 2
 BENCH_FLAGS ?= --rounds 300
 MATCH_FLAGS ?= --entries 1000000 --keys 1024
 
@@ -18,7 +19,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.kvstore-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long lint format bench options clean
+.PHONY: help venv demo test test-long test-crash lint format bench options clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## /  make \1 \t/' | expand -t 18
@@ -46,6 +47,9 @@ test: venv  ## all tests that this machine can run
 
 test-long: venv  ## the tests that `make test` leaves out, several minutes of them
 	$(BIN)/python -m pytest -m long $(PYTEST_FLAGS)
+
+test-crash: venv  ## 500 rounds of killing and stopping daemon and clients (CRASH_SEED=2)
+	KVSTORE_CRASH_SEED=$(CRASH_SEED) $(BIN)/python -m pytest -s -m long tests/daemon $(PYTEST_FLAGS)
 
 lint: venv  ## style, types, layers
 	$(BIN)/ruff check .

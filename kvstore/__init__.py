@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kvstore.client.lease import Lease
     from kvstore.client.reservation import Reservation
     from kvstore.client.session import Session
+    from kvstore.client.store import NodeStore, connect
     from kvstore.keys import Media, Namespace
     from kvstore.layout import Layout
     from kvstore.types import BlockKey, Found, Outcome
@@ -36,10 +37,12 @@ __all__ = [
     "Lease",
     "Media",
     "Namespace",
+    "NodeStore",
     "Outcome",
     "Reservation",
     "Session",
     "__version__",
+    "connect",
     "errors",
     "open",
 ]
@@ -53,9 +56,11 @@ _HOMES = {
     "Lease": "kvstore.client.lease",
     "Media": "kvstore.keys",
     "Namespace": "kvstore.keys",
+    "NodeStore": "kvstore.client.store",
     "Outcome": "kvstore.types",
     "Reservation": "kvstore.client.reservation",
     "Session": "kvstore.client.session",
+    "connect": "kvstore.client.store",
     "open": "kvstore._open",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from typing import TYPE_CHECKING, Self, cast
 
 import msgspec
@@ -49,6 +50,7 @@ class EmbeddedStore:
             tier=tier.name,
             settings=settings,
             entry_bytes=ENTRY_BYTES,
+            token_secret=secrets.token_bytes(16),
         )
         self._runner = EmbeddedRunner(core, tier, clock)
 

@@ -54,8 +54,8 @@ def audit(
     problems += _quota_problems(blocks, leases, retention)
     problems += _index_problems(blocks, reservations)
     by_state = {state: slots.bytes_in(state) for state in SlotState}
-    if slots.free_bytes + sum(by_state.values()) != slots.capacity_bytes:
-        problems.append("free + ready + reserved + held + condemned is not the capacity")
+    if slots.free_bytes + sum(by_state.values()) != slots.usable_bytes:
+        problems.append("free + ready + reserved + held + condemned is not what is usable")
     if problems:
         raise InvariantViolated("; ".join(problems))
     return Audit(

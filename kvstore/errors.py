@@ -22,6 +22,8 @@ asked for something that cannot be right, or that a part of the system is broken
     ├── StoreReentered                a destructor or signal handler called into a running call
     ├── NoFreeBlocks                  a block pool has fewer free blocks than were asked for
     ├── TierError                     a tier failed as a whole; its blocks are misses meanwhile
+    ├── DaemonUnavailable             no daemon answers; sessions take that for misses
+    ├── WireError                     what came over a connection is no message of ours
     ├── UnsupportedCache              an engine's cache, or a way to use it, that we cannot keep
     └── InvariantViolated             `check()` found the index and the slots in disagreement
 """
@@ -99,8 +101,16 @@ class NoFreeBlocks(KVStoreError):
     """A block pool has fewer free blocks than were asked for; nothing was changed."""
 
 
+class DaemonUnavailable(KVStoreError):
+    """No daemon answers: none runs, it is of another version, or it hangs."""
+
+
 class TierError(KVStoreError):
     """A tier failed as a whole."""
+
+
+class WireError(KVStoreError):
+    """What came over a connection is no message of ours; the connection is closed."""
 
 
 class UnsupportedCache(KVStoreError):

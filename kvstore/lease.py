@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hmac
+import struct
+from collections import Counter
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from kvstore.deadlines import Deadlines
@@ -10,14 +14,17 @@ from kvstore.prefix import Prefix, find_prefix
 from kvstore.types import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from kvstore import metrics
     from kvstore.index import Entry
-    from kvstore.messages import LeaseRequest
-    from kvstore.metrics import Counters
+    from kvstore.messages import AdoptRequest, LeaseRequest
     from kvstore.residency import Residency
     from kvstore.settings import CoreSettings
     from kvstore.types import Place
+
+
+_LEASE_ID = struct.Struct("<Q")
 
 
 def places_of(prefix: Prefix, width: int) -> list[Place | None]:
@@ -36,24 +43,55 @@ def _first(request: LeaseRequest, blocks: int) -> LeaseRequest:
     return request._replace(keys=request.keys[:blocks], more=more)
 
 
-class Lease:
-    """Entries, each counted as used once, until `deadline`."""
+def _is_of(lease: Lease, keys: Sequence[bytes], width: int) -> bool:
+    """Does the lease protect what lies under these keys, as far as it goes?"""
+    prefix = lease.prefix
+    if width != lease.width or len(keys) < prefix.blocks * width:
+        return False
+    positions = range(len(prefix.entries)) if prefix.positions is None else prefix.positions
+    return all(keys[p] == e.key for p, e in zip(positions, prefix.entries, strict=True))
 
-    __slots__ = ("deadline", "entries", "latest_deadline", "lease_id")
+
+class Lease:
+    """The entries of a prefix, each counted as used once, until `deadline`.
+
+    Whoever adopts it holds it once more, and it ends when all have released it as often.
+    """
+
+    __slots__ = ("deadline", "holders", "latest_deadline", "lease_id", "prefix", "width")
 
     def __init__(
-        self, lease_id: int, entries: list[Entry], deadline: float, latest_deadline: float
+        self,
+        lease_id: int,
+        prefix: Prefix,
+        request: LeaseRequest,
+        deadline: float,
+        latest_deadline: float,
     ) -> None:
         self.lease_id = lease_id
-        self.entries = entries
+        self.prefix = prefix
+        self.width = 1 + len(request.more)
+        self.holders = Counter({request.holder: 1})
         self.latest_deadline = latest_deadline
         self.deadline = min(deadline, latest_deadline)
+
+    @property
+    def entries(self) -> list[Entry]:
+        """What it protects."""
+        return self.prefix.entries
 
 
 class Leases:
     """All leases of a core."""
 
-    def __init__(self, blocks: Residency, counters: Counters, settings: CoreSettings) -> None:
+    def __init__(
+        self,
+        blocks: Residency,
+        counters: metrics.Counters,
+        settings: CoreSettings,
+        token_secret: bytes = b"",
+    ) -> None:
+        self._token_secret = token_secret
         self._blocks = blocks
         self._counters = counters
         self._leases: dict[int, Lease] = {}
@@ -79,7 +117,7 @@ class Leases:
         What would take the leased bytes over their cap is `busy`; None where `can_wait` and a
         release may make place for it.
         """
-        counters, tier = self._counters, self._blocks.tier
+        counters = self._counters
         if not self._fits(prefix.entries):
             all_bytes = sum(entry.size_bytes for entry in prefix.entries)
             if can_wait and all_bytes <= self.cap_bytes:
@@ -100,36 +138,97 @@ class Leases:
             entry.leases += 1
         self._last_id += 1
         latest = now + self._lease_seconds_max
-        lease = Lease(self._last_id, entries, now + request.ttl_seconds, latest)
+        lease = Lease(self._last_id, prefix, request, now + request.ttl_seconds, latest)
         self._leases[lease.lease_id] = lease
         self.deadlines.add(lease.deadline, lease.lease_id)
-        places = places_of(prefix, 1 + len(request.more))
-        blocks, by_tier = prefix.blocks, {tier: prefix.blocks}
-        return LeaseAnswer(
-            lease.lease_id, blocks, places, lease.deadline, by_tier, prefix.reason, moves
-        )
+        return self._answer(lease)
 
-    def renew(self, lease_id: int, ttl_seconds: float, now: float) -> float | None:
+    def token(self, lease_id: int, holder: int) -> bytes | None:
+        """What lets somebody else adopt a lease; None where it has ended.
+
+        Its number, and a keyed hash of that and its domain, which nobody else can make.
+        """
+        lease = self._held(lease_id, holder)
+        return None if lease is None else self._token_of(lease)
+
+    def adopt(self, request: AdoptRequest, now: float) -> LeaseAnswer:
+        """Hold a lease once more; without a lease where there is none for this token and keys."""
+        lease = self._adoptable(request)
+        if lease is None:
+            return LeaseAnswer(0, 0, [], now, {}, Outcome.EXPIRED, self._blocks.slots.moves)
+        if not _is_of(lease, request.keys, request.width):
+            return LeaseAnswer(0, 0, [], now, {}, Outcome.ABSENT, self._blocks.slots.moves)
+        lease.holders[request.holder] += 1
+        return self._answer(lease)
+
+    def renew(self, lease_id: int, holder: int, ttl_seconds: float, now: float) -> float | None:
         """Move a deadline on, never back, never past the maximum; None where it has ended."""
-        lease = self._leases.get(lease_id)
+        lease = self._held(lease_id, holder)
         if lease is None:
             return None
         lease.deadline = max(lease.deadline, min(now + ttl_seconds, lease.latest_deadline))
         return lease.deadline
 
-    def release(self, lease_id: int) -> bool:
-        """End a lease by its holder's word; False where it had ended before."""
-        lease = self._leases.pop(lease_id, None)
+    def release(self, lease_id: int, holder: int) -> bool:
+        """End a lease by the word of its last holder; False where it had ended before."""
+        lease = self._held(lease_id, holder)
         if lease is None:
             return False
-        self.deadlines.drop(lease_id)
-        self._end(lease, "released")
+        lease.holders[holder] -= 1
+        if not lease.holders[holder]:
+            del lease.holders[holder]
+        if not lease.holders:
+            del self._leases[lease_id]
+            self.deadlines.drop(lease_id)
+            self._end(lease, "released")
         return True
+
+    def end_holder(self, holder: int) -> int:
+        """A process is gone; how many leases it had."""
+        held = [lease_id for lease_id, lease in self._leases.items() if holder in lease.holders]
+        for lease_id in held:
+            self._leases[lease_id].holders[holder] = 1
+            self.release(lease_id, holder)
+        return len(held)
+
+    def has_holder(self, holder: int) -> bool:
+        """Has it any lease?"""
+        return any(holder in lease.holders for lease in self._leases.values())
 
     def expire(self, now: float) -> None:
         """End the leases whose deadline has come."""
         for lease_id in self.deadlines.pop_due(now):
             self._end(self._leases.pop(lease_id), "expired")
+
+    def _token_of(self, lease: Lease) -> bytes:
+        number = _LEASE_ID.pack(lease.lease_id)
+        signed = lease.entries[0].domain + number
+        return number + blake2b(signed, digest_size=16, key=self._token_secret).digest()
+
+    def _adoptable(self, request: AdoptRequest) -> Lease | None:
+        token = request.token
+        if len(token) < _LEASE_ID.size:
+            return None
+        lease = self._leases.get(_LEASE_ID.unpack_from(token)[0])
+        if lease is None or lease.entries[0].domain != request.domain:
+            return None
+        return lease if hmac.compare_digest(token, self._token_of(lease)) else None
+
+    def _held(self, lease_id: int, holder: int) -> Lease | None:
+        lease = self._leases.get(lease_id)
+        return lease if lease is not None and holder in lease.holders else None
+
+    def _answer(self, lease: Lease) -> LeaseAnswer:
+        prefix = lease.prefix
+        return LeaseAnswer(
+            lease.lease_id,
+            prefix.blocks,
+            places_of(prefix, lease.width),
+            lease.deadline,
+            {self._blocks.tier: prefix.blocks},
+            prefix.reason,
+            self._blocks.slots.moves,
+        )
 
     def _fits(self, entries: list[Entry]) -> bool:
         """Can these be leased within the cap?"""

@@ -50,6 +50,9 @@ class Column(NamedTuple):
     first_needed: Sequence[int] | None
 
 
+# `holder` is the process that a lease or a reservation belongs to: 0 in a store inside one process.
+# A request about a lease or a reservation of somebody else's is answered as if it had ended.
+#
 # Requests that look for a prefix say in `keys` and `first_needed` what a `Column` says, for the
 # first part or the only one, and in `more` the same for the other parts, in the layout's order.
 # All columns have as many keys.
@@ -86,6 +89,35 @@ class LeaseRequest(NamedTuple):
     wait_seconds: float
     first_needed: Sequence[int] | None = None
     more: Sequence[Column] = ()
+    holder: int = 0
+
+
+class AdoptRequest(NamedTuple):
+    """Hold a lease once more, which ends when all have released it as often as they hold it.
+
+    `keys` are of the blocks that the adopter takes it for, `width` for each block, all parts of a
+    block together. Answered with a `LeaseAnswer`; one without a lease where it has ended, where no
+    core gave this token, where it is of another domain, or on other blocks than these.
+    """
+
+    domain: bytes
+    token: bytes
+    keys: Sequence[bytes]
+    width: int = 1
+    holder: int = 0
+
+
+class TokenRequest(NamedTuple):
+    """What lets another process adopt a lease?"""
+
+    lease_id: int
+    holder: int = 0
+
+
+class TokenAnswer(NamedTuple):
+    """Opaque bytes, of use to whoever talks to the same core; None where the lease has ended."""
+
+    token: bytes | None
 
 
 class LeaseAnswer(NamedTuple):
@@ -137,6 +169,7 @@ class RenewRequest(NamedTuple):
 
     lease_id: int
     ttl_seconds: float
+    holder: int = 0
 
 
 class RenewAnswer(NamedTuple):
@@ -157,9 +190,10 @@ class LostAnswer(NamedTuple):
 
 
 class ReleaseRequest(NamedTuple):
-    """End a lease."""
+    """End a lease, as far as this holder goes."""
 
     lease_id: int
+    holder: int = 0
 
 
 class ReleaseAnswer(NamedTuple):
@@ -184,6 +218,7 @@ class ReserveRequest(NamedTuple):
     wait_seconds: float
     expire_seconds: float | None
     width: int = 1
+    holder: int = 0
 
 
 class ReserveAnswer(NamedTuple):
@@ -206,6 +241,7 @@ class CommitRequest(NamedTuple):
     reservation_id: int
     blocks: int
     differing_puts: int  # positions that are present with other bytes than this writer has
+    holder: int = 0
 
 
 class CommitAnswer(NamedTuple):
@@ -218,12 +254,26 @@ class AbortRequest(NamedTuple):
     """Give back what was not committed. The writer touches that memory no more."""
 
     reservation_id: int
+    holder: int = 0
 
 
 class AbortAnswer(NamedTuple):
     """False where the reservation had ended before."""
 
     was_open: bool
+
+
+class EndHolderRequest(NamedTuple):
+    """A process is gone: so are its leases and reservations, and it writes no more."""
+
+    holder: int
+
+
+class EndHolderAnswer(NamedTuple):
+    """How much it held."""
+
+    leases: int
+    reservations: int
 
 
 class DeleteRequest(NamedTuple):
@@ -292,6 +342,8 @@ class ScrubAnswer(NamedTuple):
 Request = (
     MatchRequest
     | LeaseRequest
+    | AdoptRequest
+    | TokenRequest
     | ReadRequest
     | RenewRequest
     | ReleaseRequest
@@ -299,6 +351,7 @@ Request = (
     | ReserveRequest
     | CommitRequest
     | AbortRequest
+    | EndHolderRequest
     | DeleteRequest
     | PinRequest
     | UnpinRequest
@@ -308,6 +361,7 @@ Request = (
 Answer = (
     MatchAnswer
     | LeaseAnswer
+    | TokenAnswer
     | ReadAnswer
     | RenewAnswer
     | ReleaseAnswer
@@ -315,6 +369,7 @@ Answer = (
     | ReserveAnswer
     | CommitAnswer
     | AbortAnswer
+    | EndHolderAnswer
     | DeleteAnswer
     | PinAnswer
     | UnpinAnswer

@@ -44,6 +44,7 @@ class Reservation:
         "deadline",
         "entries",
         "expire_seconds",
+        "holder",
         "is_ours",
         "outcomes",
         "prefix",
@@ -61,6 +62,7 @@ class Reservation:
     ) -> None:
         self.reservation_id = reservation_id
         self.width = request.width
+        self.holder = request.holder
         self.expire_seconds = request.expire_seconds  # the TTL of its blocks, from their commit on
         self.prefix = prefix  # resident parts of the blocks before the first one
         self.entries: list[Entry | None] = []
@@ -152,13 +154,15 @@ class Reservations:
         self.deadlines.add(reservation.deadline, reservation.reservation_id)
         return reservation.answer()
 
-    def commit(self, reservation_id: int, count: int, now: float) -> list[Entry] | None:
+    def commit(
+        self, reservation_id: int, holder: int, count: int, now: float
+    ) -> list[Entry] | None:
         """Make the first `count` positions visible and return the writer's own among them.
 
         Each comes with one user counted, the caller's. None: it has ended, nothing is visible,
         and what was held for the writer is free, since a writer that commits has stopped writing.
         """
-        reservation = self._reservations.get(reservation_id)
+        reservation = self._held(reservation_id, holder)
         if reservation is None:
             return None
         if reservation.state is ReservationState.EXPIRED:
@@ -180,14 +184,25 @@ class Reservations:
             self._end(reservation, "committed")
         return published
 
-    def abort(self, reservation_id: int) -> bool:
+    def abort(self, reservation_id: int, holder: int) -> bool:
         """Take back what was not committed; False where the reservation had ended before."""
-        reservation = self._reservations.get(reservation_id)
+        reservation = self._held(reservation_id, holder)
         if reservation is None:
             return False
         was_open = reservation.state is ReservationState.OPEN
         self._end(reservation, "aborted" if was_open else "expired")
         return was_open
+
+    def end_holder(self, holder: int) -> int:
+        """A process is gone, so nothing of it is written any more; how many reservations it had."""
+        held = [number for number, r in self._reservations.items() if r.holder == holder]
+        for number in held:
+            self.abort(number, holder)
+        return len(held)
+
+    def has_holder(self, holder: int) -> bool:
+        """Has it any, open or with memory that is held for it?"""
+        return any(r.holder == holder for r in self._reservations.values())
 
     def expire(self, now: float) -> None:
         """Close the reservations whose deadline has come.
@@ -240,6 +255,10 @@ class Reservations:
                         self._blocks.withdraw(entry, is_held=False)
                 return False
         return True
+
+    def _held(self, reservation_id: int, holder: int) -> Reservation | None:
+        reservation = self._reservations.get(reservation_id)
+        return None if reservation is None or reservation.holder != holder else reservation
 
     def _end(self, reservation: Reservation, reason: str) -> None:
         del self._reservations[reservation.reservation_id]

@@ -143,7 +143,7 @@ class Residency:
     def used_bytes(self) -> int:
         """What counts against the capacity: slots, and the index beyond its share."""
         slots = self.slots
-        return slots.capacity_bytes - slots.free_bytes + self._beyond_share(slots.granted_slots)
+        return slots.usable_bytes - slots.free_bytes + self._beyond_share(slots.granted_slots)
 
     def can_hold(self, slots: int, size_bytes: int) -> bool:
         """Would so many slots, of so many bytes in all, fit into an empty tier?"""
@@ -152,9 +152,10 @@ class Residency:
     def can_make_room(self, slots: int, size_bytes: int) -> bool:
         """Would they fit if everything unprotected left?"""
         known = self.slots
-        protected_bytes = known.capacity_bytes - known.free_bytes - self.reclaimable_bytes
+        protected_bytes = known.usable_bytes - known.free_bytes - self.reclaimable_bytes
         protected_slots = known.granted_slots - self.reclaimable_slots
-        return self.can_hold(protected_slots + slots, protected_bytes + size_bytes)
+        needed_bytes = protected_bytes + size_bytes + self._beyond_share(protected_slots + slots)
+        return needed_bytes <= known.usable_bytes
 
     def _beyond_share(self, slots: int) -> int:
         return max(0, slots * self.entry_bytes - self._index_share_bytes)
@@ -253,7 +254,7 @@ class Residency:
                     self.drop(victim, Outcome.EVICTED)
             slot = self.slots.grant(length_bytes)
         # A run of neighbours first, since what makes a piece free makes the index smaller, too.
-        while slot is not None and self.used_bytes > self.slots.capacity_bytes:
+        while slot is not None and self.used_bytes > self.slots.usable_bytes:
             oldest = self._policy.pop_victim()
             if oldest is None:
                 self.slots.free(slot)

@@ -66,18 +66,22 @@ def _odd_bytes_of(size_bytes: int) -> int:
 class Slots:
     """The slots of one tier of `capacity_bytes`, rounded down to 4 KiB.
 
+    `words` are u64 that readers in other processes may see: `moves`, then the generations.
     `generations[offset // 4096]` changes whenever a slot that starts there is granted or taken
     back, so whoever remembers a generation can tell that its bytes may have become another's.
     """
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, words: memoryview[int] | None = None) -> None:
         units = capacity_bytes // SLOT_ALIGNMENT_BYTES
         if units < 1:
             raise ValueError(f"capacity_bytes is {capacity_bytes}, less than one slot of 4096")
         self.capacity_bytes = units * SLOT_ALIGNMENT_BYTES
-        self.generations = array("Q", bytes(8 * units))
+        words = memoryview(array("Q", bytes(8 * (1 + units)))) if words is None else words
+        self.generations, self._moves_word = words[1 : 1 + units], words[:1]
         #: How often slots changed hands. While it stays, no generation has changed.
         self.moves = 0
+        #: The first bytes of the tier, of which slots are granted; see `extend`.
+        self.usable_bytes = self.capacity_bytes
         self._granted: dict[int, Slot] = {}  # by offset
         self._granted_by_end: dict[int, Slot] = {}
         self.free_bytes = self.capacity_bytes
@@ -91,6 +95,21 @@ class Slots:
         self._starts_of_size: dict[int, OrderedDict[int, None]] = {}
         self._sizes: list[int] = []  # sorted keys of _starts_of_size
         self._add_extent(0, self.capacity_bytes)
+
+    def restrict(self, usable_bytes: int) -> None:
+        """Grant slots of the first bytes only, of a tier of which nothing was granted yet."""
+        self._remove_extent(0, self.usable_bytes)
+        self.usable_bytes = self.free_bytes = usable_bytes
+        if usable_bytes:
+            self._add_extent(0, usable_bytes)
+
+    def extend(self, usable_bytes: int) -> None:
+        """Grant slots of more of the tier: memory that has been had meanwhile."""
+        added = usable_bytes - self.usable_bytes
+        if added > 0:
+            self.usable_bytes = usable_bytes
+            self.free_bytes += added
+            self._merge_extent(usable_bytes - added, added)
 
     @property
     def granted_slots(self) -> int:
@@ -166,6 +185,11 @@ class Slots:
         self._next_generation(start)
         end = start + size
         del self._granted_by_end[end]
+        self._merge_extent(start, size)
+
+    def _merge_extent(self, start: int, size: int) -> None:
+        """Add a free extent, as one with its free neighbours."""
+        end = start + size
         size_after = self._size_at.get(end)
         if size_after is not None:
             self._remove_extent(end, size_after)
@@ -197,6 +221,11 @@ class Slots:
         """All slots, by offset."""
         return [self._granted[offset] for offset in sorted(self._granted)]
 
+    def close(self) -> None:
+        """Let go of the words. The slots are of no use afterwards."""
+        self.generations.release()
+        self._moves_word.release()
+
     def problems(self) -> list[str]:
         """What does not add up: slots and extents must tile the tier, the sums must agree."""
         found = []
@@ -209,8 +238,8 @@ class Slots:
             if start != expected_start:
                 found.append(f"bytes {expected_start}..{start} are in no slot, or in two")
             expected_start = start + size
-        if expected_start != self.capacity_bytes:
-            found.append(f"slots end at {expected_start}, not at {self.capacity_bytes}")
+        if expected_start != self.usable_bytes:
+            found.append(f"slots end at {expected_start}, not at {self.usable_bytes}")
         for state in SlotState:
             counted = sum(s.size_bytes for s in self._granted.values() if s.state is state)
             if counted != self._bytes[state]:
@@ -221,8 +250,10 @@ class Slots:
         return found
 
     def _next_generation(self, offset_bytes: int) -> int:
+        # One store of eight bytes each: a reader in another process never sees half of one.
         self.moves += 1
         self.generations[offset_bytes // SLOT_ALIGNMENT_BYTES] = self.moves
+        self._moves_word[0] = self.moves
         return self.moves
 
     def _add_extent(self, start: int, size: int) -> None:

@@ -25,11 +25,14 @@ from kvstore.lease import Leases, places_of
 from kvstore.messages import (
     AbortAnswer,
     AbortRequest,
+    AdoptRequest,
     Answer,
     CommitAnswer,
     CommitRequest,
     DeleteAnswer,
     DeleteRequest,
+    EndHolderAnswer,
+    EndHolderRequest,
     LeaseRequest,
     LostAnswer,
     LostRequest,
@@ -48,6 +51,8 @@ from kvstore.messages import (
     ScrubAnswer,
     ScrubRequest,
     Step,
+    TokenAnswer,
+    TokenRequest,
     UnpinAnswer,
     UnpinRequest,
 )
@@ -90,9 +95,10 @@ class Core:
     `clock` is asked for the time and never waited on. `slots` describes the tier's bytes, which
     this class never sees. Above the high watermark it evicts by itself, down to the low one. What
     it knows of each block counts as `entry_bytes`, of which a sixteenth of the capacity is free.
+    `token_secret`, of up to 64 bytes, makes the tokens of its leases its own.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (all but three have defaults)
         self,
         clock: Clock,
         slots: Slots,
@@ -101,6 +107,7 @@ class Core:
         tier: str = "dram",
         settings: CoreSettings = DEFAULT_SETTINGS,
         entry_bytes: int = 0,
+        token_secret: bytes = b"",
     ) -> None:
         self.counters = Counters()
         self._clock = clock
@@ -116,7 +123,7 @@ class Core:
         self._high_bytes = int(high * slots.capacity_bytes) if high < 1.0 else None
         self._low_bytes = int(low * slots.capacity_bytes)
         self._retention = Retention(self._blocks, settings)
-        self._leases = Leases(self._blocks, self.counters, settings)
+        self._leases = Leases(self._blocks, self.counters, settings, token_secret)
         self._reservations = Reservations(self._blocks, self._retention, self.counters)
         self._holders = (self._leases, self._reservations, self._retention)
         self._transfers = Transfers(self._blocks)
@@ -131,6 +138,9 @@ class Core:
             LeaseRequest: self._begin_waitable,
             ReadRequest: self._read,
             ReserveRequest: self._begin_waitable,
+            AdoptRequest: self._adopt,
+            TokenRequest: self._token,
+            EndHolderRequest: self._end_holder,
             RenewRequest: self._renew,
             ReleaseRequest: self._release,
             LostRequest: self._count_lost,
@@ -163,6 +173,14 @@ class Core:
     def tick(self, now: float) -> Step:
         """End what is due at `now`. Call it at `next_deadline()` or any time after."""
         self._expire(now)
+        return self._finish(now)
+
+    def extend(self, usable_bytes: int) -> Step:
+        """More of the tier's memory is there; see `Slots.extend`."""
+        now = self._clock.now()
+        self._expire(now)
+        self._blocks.slots.extend(usable_bytes)
+        self._state_when_retried = ()
         return self._finish(now)
 
     def next_deadline(self) -> float | None:
@@ -208,11 +226,16 @@ class Core:
         slots = self._blocks.slots
         return {
             "capacity_bytes": slots.capacity_bytes,
+            "usable_bytes": slots.usable_bytes,
             "free_bytes": slots.free_bytes,
             "largest_free_bytes": slots.largest_free_bytes,
             **{f"{state}_bytes": slots.bytes_in(state) for state in SlotState},
             "index_bytes": self._blocks.index_bytes,
         }
+
+    def has_holder(self, holder: int) -> bool:
+        """Does this holder have a lease or a reservation, or memory that it may still write to?"""
+        return self._leases.has_holder(holder) or self._reservations.has_holder(holder)
 
     def resident_keys(self) -> list[tuple[bytes, bytes]]:
         """(domain, key) of every block that a reader could find."""
@@ -322,12 +345,28 @@ class Core:
 
     def _renew(self, request_id: int, request: Request, now: float) -> None:
         request = cast("RenewRequest", request)
-        deadline = self._leases.renew(request.lease_id, request.ttl_seconds, now)
+        seconds, holder = request.ttl_seconds, request.holder
+        deadline = self._leases.renew(request.lease_id, holder, seconds, now)
         self._answer(request_id, RenewAnswer(deadline))
 
     def _release(self, request_id: int, request: Request, _now: float) -> None:
         request = cast("ReleaseRequest", request)
-        self._answer(request_id, ReleaseAnswer(self._leases.release(request.lease_id)))
+        was_held = self._leases.release(request.lease_id, request.holder)
+        self._answer(request_id, ReleaseAnswer(was_held))
+
+    def _adopt(self, request_id: int, request: Request, now: float) -> None:
+        answer = self._leases.adopt(cast("AdoptRequest", request), now)
+        self._answer(request_id, answer)
+
+    def _token(self, request_id: int, request: Request, _now: float) -> None:
+        lease_id, holder = cast("TokenRequest", request)
+        self._answer(request_id, TokenAnswer(self._leases.token(lease_id, holder)))
+
+    def _end_holder(self, request_id: int, request: Request, _now: float) -> None:
+        holder = cast("EndHolderRequest", request).holder
+        leases = self._leases.end_holder(holder)
+        reservations = self._reservations.end_holder(holder)
+        self._answer(request_id, EndHolderAnswer(leases, reservations))
 
     def _count_lost(self, request_id: int, request: Request, _now: float) -> None:
         request = cast("LostRequest", request)
@@ -337,13 +376,16 @@ class Core:
     def _commit(self, request_id: int, request: Request, now: float) -> None:
         request = cast("CommitRequest", request)
         self.counters.add("differing_puts", request.differing_puts)
-        published = self._reservations.commit(request.reservation_id, request.blocks, now)
+        published = self._reservations.commit(
+            request.reservation_id, request.holder, request.blocks, now
+        )
         self._step.transfers.extend(self._transfers.start_checksums(published or (), request_id))
         outcome = Outcome.EXPIRED if published is None else Outcome.OK
         self._answer(request_id, CommitAnswer(outcome))
 
     def _abort(self, request_id: int, request: Request, _now: float) -> None:
-        was_open = self._reservations.abort(cast("AbortRequest", request).reservation_id)
+        request = cast("AbortRequest", request)
+        was_open = self._reservations.abort(request.reservation_id, request.holder)
         self._answer(request_id, AbortAnswer(was_open))
 
     def _delete(self, request_id: int, request: Request, _now: float) -> None:

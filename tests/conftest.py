@@ -22,6 +22,8 @@ settings.load_profile(os.environ.get("KVSTORE_HYPOTHESIS_PROFILE", "dev"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("long") and "long" not in str(item.config.option.markexpr):
+        pytest.skip("runs with -m long")
     if item.get_closest_marker("gpu") is not None:
         # Here and not at import: a run without GPU tests shall not pay for loading torch.
         torch = pytest.importorskip("torch")

@@ -4,8 +4,9 @@ A command is a module with `add_arguments(parser)` and `run(arguments) -> int`. 
 they like; that costs nothing to the other commands. `--json` is added here, for all of them:
 `arguments.json` asks for one JSON document on standard output, and nothing else there.
 
-Exit codes: 0 done, 1 a finding or a failure, 2 usage, 130 interrupted, 141 nobody reads our output.
-Output that cannot be written for another reason, such as a full disk, is a failure.
+Exit codes: 0 done, 1 a finding or a failure, 2 usage, 3 no daemon answers, 130 interrupted, 141
+nobody reads our output. Output that cannot be written for another reason, such as a full disk, is a
+failure.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TextIO, cast
 import kvstore
 from kvstore.cli import terminal
 from kvstore.cli.arguments import USAGE, Parser, with_hint
-from kvstore.errors import ConfigError, InvalidRequest, KVStoreError
+from kvstore.errors import ConfigError, DaemonUnavailable, InvalidRequest, KVStoreError
 
 if TYPE_CHECKING:
     import argparse
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 DONE = 0
 FAILED = 1
+UNREACHABLE = 3
 INTERRUPTED = 128 + 2  # as a shell reports SIGINT
 OUTPUT_CLOSED = 128 + 13  # as a shell reports SIGPIPE
 
@@ -56,6 +58,9 @@ COMMANDS = {
         "run a small model cold, then warm: the same tokens, sooner, and why",
         extra="transformers",
     ),
+    "serve": Command("kvstore.cli.serve", "hold a store that all processes of this node share"),
+    "status": Command("kvstore.cli.status", "what the daemon of this node holds and has done"),
+    "verify": Command("kvstore.cli.verify", "have the daemon recount everything it believes"),
     "config": Command("kvstore.cli.config", "show which settings hold and why, or write a file"),
     "bench": Command("kvstore.cli.bench", "measure what a tier moves and what a lookup costs here"),
     "replay": Command(
@@ -83,7 +88,8 @@ examples:
 """
 
 _LAST_WORDS = """\
-Every command takes --json. Exit codes: 0 done, 1 a finding or a failure, 2 usage.
+Every command takes --json. Exit codes: 0 done, 1 a finding or a failure, 2 usage, 3 no
+daemon answers.
 
 In Python: `import kvstore`, then `help(kvstore)`."""
 
@@ -118,6 +124,8 @@ def _run_guarded(words: list[str]) -> int:
         return _run(words)
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
+    except DaemonUnavailable as error:
+        return _complain(str(error), UNREACHABLE)
     except KVStoreError as error:
         is_usage = isinstance(error, InvalidRequest | ConfigError)
         message = str(error) or type(error).__name__

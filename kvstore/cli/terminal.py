@@ -32,6 +32,11 @@ def fill_line(line: str, *, indent: str = "") -> str:
     )
 
 
+def escaped(text: str) -> str:
+    """A text that came from elsewhere, without what would move the cursor or change colours."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class Output:
     """A stream that remembers its own error, so that it can be told from all others."""
 

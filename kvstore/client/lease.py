@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from kvstore.client.durations import lasting_seconds
 from kvstore.client.parts import by_block, pieces_of
 from kvstore.client.views import PoolView
-from kvstore.errors import InvalidBuffer, KVStoreError, LeaseExpired, LeaseInUse
-from kvstore.messages import LostRequest, ReleaseRequest, RenewRequest
+from kvstore.errors import (
+    InvalidBuffer,
+    InvalidRequest,
+    KVStoreError,
+    LeaseExpired,
+    LeaseInUse,
+)
+from kvstore.messages import LostRequest, ReleaseRequest, RenewRequest, TokenRequest
 from kvstore.types import Outcome
 
 if TYPE_CHECKING:
@@ -17,7 +23,7 @@ if TYPE_CHECKING:
 
     from kvstore.client.link import Link
     from kvstore.client.parts import BlockParts
-    from kvstore.messages import LeaseAnswer, RenewAnswer
+    from kvstore.messages import LeaseAnswer, RenewAnswer, TokenAnswer
     from kvstore.types import BlockKey
 
 #: A read counts only if it was over this long before the lease's deadline: whoever takes the
@@ -147,6 +153,20 @@ class Lease:
             self.deadline = answer.deadline
         return answer.deadline is not None
 
+    def token(self) -> bytes:
+        """Opaque bytes with which `Session.adopt` in another process holds this lease, too.
+
+        They are worth something while the lease lasts, to whoever reaches the same store. Raises
+        LeaseExpired where it has ended, and InvalidRequest for a lease of no blocks.
+        """
+        self._check_held()
+        if not self._lease_id:
+            raise InvalidRequest("a lease of no blocks holds nothing that could be adopted")
+        answer = cast("TokenAnswer", self._link.call(TokenRequest(self._lease_id)))
+        if answer.token is None:
+            raise LeaseExpired("the lease has ended: nobody can adopt it any more")
+        return answer.token
+
     def release(self) -> None:
         """End the lease. Releasing again, or after the deadline, does nothing.
 
@@ -168,5 +188,6 @@ class Lease:
             self._link.call(ReleaseRequest(self._lease_id))
 
     def _check_held(self) -> None:
+        self._link.check_process()
         if self._is_released:
             raise LeaseExpired("the lease was released")

@@ -19,6 +19,10 @@ class Link(Protocol):
 
     clock: Clock  # on which the deadlines in answers are told
 
+    def attached(self) -> Link:
+        """The link to whoever answers now: what is granted over it is of no use over another."""
+        ...
+
     def call(self, request: Request) -> Answer:
         """Have a request answered, waiting no longer than it says."""
         ...
@@ -28,6 +32,10 @@ class Link(Protocol):
 
         For destructors: takes no lock and never raises.
         """
+        ...
+
+    def check_process(self) -> None:
+        """Raise StoreForked where what was granted is a parent process's."""
         ...
 
     def view(self, place: Place) -> Bytes:

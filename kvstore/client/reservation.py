@@ -11,9 +11,12 @@ from kvstore.messages import AbortRequest, CommitRequest
 from kvstore.types import Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvstore.buffers import Bytes
     from kvstore.client.link import Link
     from kvstore.messages import CommitAnswer, ReserveAnswer
+    from kvstore.tiers.base import Piece
     from kvstore.types import Place
 
 
@@ -63,6 +66,10 @@ class Reservation:
         """What the store knows of the contents of each part that is there."""
         return self._checksums
 
+    def write(self, batch: Sequence[Piece]) -> list[Outcome]:
+        """Copy into granted places, over the link that granted them; one outcome a piece."""
+        return self._link.write(batch)
+
     @property
     def views(self) -> list[Any]:
         """Writable memory of the pool for each block that is yet to commit, None for the others.
@@ -71,6 +78,7 @@ class Reservation:
         store's. Write to it before the commit only; afterwards it is every reader's.
         Raises ReservationExpired once all is committed or given back.
         """
+        self._link.check_process()
         if self._is_done:
             raise ReservationExpired("the reservation was committed or aborted")
         if not self._views:
@@ -102,8 +110,11 @@ class Reservation:
         request = CommitRequest(self._reservation_id, count, differing_puts)
         answer = cast("CommitAnswer", self._link.call(request))
         if answer.outcome is not Outcome.OK:
-            self._is_done = True
-            raise ReservationExpired("the reservation's deadline passed before the commit")
+            if answer.outcome is Outcome.EXPIRED:
+                self._is_done = True
+                raise ReservationExpired("the reservation's deadline passed before the commit")
+            self.give_up()  # it may have been heard, or not: what is not committed is given back
+            raise ReservationExpired(f"the commit was not answered: {answer.outcome}")
         self._committed = count
         self._is_done = count == total
 

@@ -23,6 +23,7 @@ from kvstore.errors import (
     StoreClosed,
 )
 from kvstore.messages import (
+    AdoptRequest,
     DeleteRequest,
     LeaseRequest,
     LostRequest,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
         MatchAnswer,
         PinAnswer,
         ReadAnswer,
+        Request,
         ReserveAnswer,
         UnpinAnswer,
     )
@@ -124,8 +126,25 @@ class Session:
             found.first_needed,
             found.more,
         )
-        answer = cast("LeaseAnswer", self._link.call(request))
-        lease = Lease(self._link, answer, keys, self._parts)
+        return self._lease(request, keys)
+
+    def adopt(self, token: bytes, keys: Sequence[BlockKey]) -> Lease:
+        """Hold a lease that another session, perhaps of another process, has: see `Lease.token`.
+
+        `keys` are those that it was asked for. The memory stays until all who hold the lease have
+        released it, or their processes are gone, at the latest until its deadline. Of a lease that
+        has ended, or was never granted here, nothing is held: `blocks` is 0, the reason `expired`;
+        of one on other blocks than `keys` the reason is `absent`.
+        """
+        if not isinstance(token, bytes):
+            raise InvalidRequest(f"token is a {type(token).__name__}: expected bytes")
+        self._lookup(keys)  # that they are a prefix
+        request = AdoptRequest(self._domain, token, self._parts.all_keys(keys), self._parts.width)
+        return self._lease(request, keys)
+
+    def _lease(self, request: Request, keys: Sequence[BlockKey]) -> Lease:
+        link = self._link.attached()
+        lease = Lease(link, cast("LeaseAnswer", link.call(request)), keys, self._parts)
         self._open.add(lease)
         return lease
 
@@ -174,7 +193,8 @@ class Session:
             None if expire_seconds is None else lasting_seconds("expire_seconds", expire_seconds),
             width,
         )
-        return Reservation(self._link, cast("ReserveAnswer", self._link.call(request)), width)
+        link = self._link.attached()
+        return Reservation(link, cast("ReserveAnswer", link.call(request)), width)
 
     def put(
         self,
@@ -211,7 +231,7 @@ class Session:
                 if source is not None and known is not None and known != codec.checksum(source)
             }
             pieces = pieces_of(reservation.places, sources, self._parts.width)
-            written = pieces.by_block(self._link.write(pieces.batch), len(outcomes))
+            written = pieces.by_block(reservation.write(pieces.batch), len(outcomes))
             granted = [i for i, outcome in enumerate(outcomes) if outcome is Outcome.GRANTED]
             # A prefix ends at the first block that could not be written.
             end = len(outcomes)
@@ -255,34 +275,35 @@ class Session:
         request = ReadRequest(
             self._domain, found.keys, _tokens(keys), wait, found.first_needed, found.more
         )
-        answer = cast("ReadAnswer", self._link.call(request))
+        link = self._link.attached()
+        answer = cast("ReadAnswer", link.call(request))
         blocks = answer.blocks
         # Nothing is held meanwhile: a slot whose generation is the same after the last byte was
         # nobody else's before it.
         if self._parts.is_single:
             places = cast("list[Place]", answer.places)
             sure = cast("list[Bytes]", memories)  # a block of one part has its buffer
-            outcomes = self._link.read(list(zip(places, sure, strict=False)))
-            right = self._link.first_stale(places, answer.moves)
+            outcomes = link.read(list(zip(places, sure, strict=False)))
+            right = link.first_stale(places, answer.moves)
         else:
-            outcomes, right = self._read_parts(answer, memories)
+            outcomes, right = self._read_parts(link, answer, memories)
         lost = blocks - right
         if lost:
             outcomes[right:] = [Outcome.EXPIRED] * lost
-            self._link.call_later(LostRequest(lost, Outcome.EXPIRED), ())
+            link.call_later(LostRequest(lost, Outcome.EXPIRED), ())
         return outcomes + [cast("Outcome", answer.reason)] * (len(keys) - blocks)
 
     def _read_parts(
-        self, answer: ReadAnswer, memories: Sequence[Bytes | None]
+        self, link: Link, answer: ReadAnswer, memories: Sequence[Bytes | None]
     ) -> tuple[list[Outcome], int]:
         """Copy what was found; one outcome a block, and the first block that was lost meanwhile.
 
         A window's lost block makes the whole prefix worthless, whatever its position.
         """
         pieces = pieces_of(answer.places, memories, self._parts.width)
-        outcomes = pieces.by_block(self._link.read(pieces.batch), answer.blocks)
+        outcomes = pieces.by_block(link.read(pieces.batch), answer.blocks)
         places = [place for place, _ in pieces.batch]
-        stale = self._link.first_stale(places, answer.moves)
+        stale = link.first_stale(places, answer.moves)
         is_right = stale == len(places)
         return outcomes, answer.blocks if is_right else 0
 

@@ -68,6 +68,10 @@ class EmbeddedRunner:
 
     # -- what a session needs ----------------------------------------------------------------
 
+    def attached(self) -> EmbeddedRunner:
+        """Itself: there is only one."""
+        return self
+
     def call(self, request: Request) -> Answer:
         """Have a request answered, waiting no longer than it says."""
         self.check_usable()
@@ -94,6 +98,11 @@ class EmbeddedRunner:
     def call_later(self, request: Request, memory: Sequence[Bytes | None]) -> None:
         """Send a request with the next call, once nobody refers to `memory`. Takes no lock."""
         self._later.append((request, memory))
+
+    def check_process(self) -> None:
+        """Raise StoreForked in a forked child."""
+        if self._is_forked:
+            self.check_usable()
 
     def view(self, place: Place) -> Bytes:
         """The pool's own memory at a place."""

@@ -97,8 +97,8 @@ def late_writer_loses_its_memory(patch: pytest.MonkeyPatch) -> None:
 def commit_shows_the_whole_batch(patch: pytest.MonkeyPatch) -> None:
     commit = Reservations.commit
 
-    def committed(self: Reservations, reservation_id: int, _count: int, now: float) -> Any:
-        return commit(self, reservation_id, 1_000, now)
+    def committed(self: Reservations, number: int, holder: int, _: int, now: float) -> Any:
+        return commit(self, number, holder, 1_000, now)
 
     patch.setattr(Reservations, "commit", committed)
 

@@ -80,6 +80,7 @@ class TestStats:
         read = json.loads(json.dumps(store.stats()))
         assert read["tiers"]["dram"] == {
             "capacity_bytes": 1 << 20,
+            "usable_bytes": 1 << 20,
             "free_bytes": (1 << 20) - 2 * BLOCK_BYTES,
             "largest_free_bytes": (1 << 20) - 2 * BLOCK_BYTES,
             "ready_bytes": 2 * BLOCK_BYTES,
