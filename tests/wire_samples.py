@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kvstore.messages import (
     AbortAnswer,
     AbortRequest,
@@ -51,7 +53,7 @@ _LINKED = [
     BlockSpec(KEYS[3], KEYS[2], 32, 16, False, PartLink(KEYS[4], ("draft", 1), False)),
 ]
 
-REQUESTS = {
+REQUESTS: dict[str, Any] = {
     "match": MatchRequest(DOMAIN, KEYS[:2], 0.0),
     "match of several parts": MatchRequest(
         DOMAIN, KEYS[:2], 0.5, [0, 0, 1], [Column(KEYS[2:4], None), Column(KEYS[4:], [0, 1, 2])]
@@ -81,7 +83,7 @@ REQUESTS = {
 
 #: Deadlines are of a clock that shows `NOW`.
 NOW = 1_000.0
-ANSWERS = {
+ANSWERS: dict[str, Any] = {
     "matched": MatchAnswer(2, {"dram": 2}, ABSENT),
     "matched all": MatchAnswer(2, {"dram": 2}, None),
     "leased": LeaseAnswer(5, 2, [*PLACES], NOW + 30, {"dram": 2}, None, 11),
@@ -105,7 +107,7 @@ ANSWERS = {
     "scrubbed": ScrubAnswer(2, [KEYS[0]]),
 }
 
-HELLOS = {
+HELLOS: dict[str, dict[str, Any]] = {
     "hello": {"t": "hello", "v": [1, 0], "name": "a client"},
     "hello once more": {
         "t": "hello",
@@ -115,7 +117,7 @@ HELLOS = {
         "secret": bytes(range(16)),
     },
 }
-WELCOME = {
+WELCOME: dict[str, Any] = {
     "t": "welcome",
     "v": [1, 0],
     "incarnation": bytes(range(16)),

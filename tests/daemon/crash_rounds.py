@@ -103,7 +103,7 @@ class Rounds:
             if client in self._stopped:
                 self._stopped.remove(client)
             client.kill()
-        elif what == "stop" and client is not None:
+        elif what == "stop" and client is not None and client not in self._stopped:
             client.stop()
             self._stopped.append(client)
         elif what == "go on" and self._stopped:

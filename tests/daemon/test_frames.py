@@ -6,6 +6,7 @@ import random
 import resource
 import socket
 import struct
+from typing import Any
 
 import msgspec
 import pytest
@@ -255,9 +256,13 @@ def test_releases_of_leases_of_others_do_nothing(daemon, store, session):
     with greeted(daemon) as peer:
         every = wire.pack_numbers(list(range(50)))
         peer.sendall(wire.frame({"t": "releases", "r": every}))
-        for number, fields in enumerate(
-            [{"t": "release"}, {"t": "renew", "ttl": 5}, {"t": "token"}, {"t": "abort"}]
-        ):
+        asked: list[dict[str, Any]] = [
+            {"t": "release"},
+            {"t": "renew", "ttl": 5},
+            {"t": "token"},
+            {"t": "abort"},
+        ]
+        for number, fields in enumerate(asked):
             peer.sendall(wire.frame({"i": number, "id": 1, **fields}))
         found = [answer(peer) for _ in range(4)]
         peer.sendall(wire.frame({"t": "commit", "i": 9, "id": 1, "blocks": 1}))

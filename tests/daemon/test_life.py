@@ -145,8 +145,10 @@ def test_a_pool_that_cannot_be_populated_stays_smaller_and_says_so(monkeypatch, 
         populate(self, start_bytes, end_bytes)
 
     monkeypatch.setattr(SharedMapping, "populate", fails_in_the_end)
-    pool, told = SharedPool(256 * MIB), []
+    pool = SharedPool(256 * MIB)
+    told: list[int] = []
     pool.populate(told.append)
+    assert pool._thread is not None
     pool._thread.join()
     assert told == [64 * MIB, 128 * MIB]
     assert "the pool has 134217728 of 268435456 bytes, and stays so" in caplog.text

@@ -285,8 +285,8 @@ say(lease.token().hex()); hear()
             forged = bytearray(token)
             forged[n] ^= 1
             assert session.adopt(bytes(forged), keys).blocks == 0
-        for forged in (b"", token[:8], token + b"0"):
-            assert session.adopt(forged, keys).reason is Outcome.EXPIRED
+        for other in (b"", token[:8], token + b"0"):
+            assert session.adopt(other, keys).reason is Outcome.EXPIRED
         lease.release()
         with pytest.raises(LeaseExpired):
             lease.token()

@@ -78,7 +78,8 @@ def test_an_answer_comes_back_as_it_was(name):
 
 def test_a_deadline_travels_as_the_time_that_is_left():
     fields = answer_fields(ANSWERS["leased"], NOW + 10)
-    assert answer_of(fields, 5.0).deadline == 5.0 + 20
+    found: Any = answer_of(fields, 5.0)
+    assert found.deadline == 5.0 + 20
 
 
 def test_a_welcome_is_checked():
