@@ -21,6 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from kvstore.audit import audit
+from kvstore.inspection import Inspection
 from kvstore.lease import Leases, places_of
 from kvstore.messages import (
     AbortAnswer,
@@ -197,6 +198,10 @@ class Core:
             reservations=self._reservations,
             entries_in_transfer=self._transfers.entries(),
         )
+
+    def inspection(self) -> Inspection:
+        """What a person may look at, block by block and lease by lease."""
+        return Inspection(self._blocks, self._leases, self._reservations)
 
     @property
     def slots(self) -> Slots:

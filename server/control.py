@@ -17,9 +17,12 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+import kvstore
 from kvstore.errors import InvariantViolated, WireError
-from kvstore.messages import EndHolderRequest, ReleaseRequest, ReserveRequest
+from kvstore.messages import EndHolderRequest, ReleaseRequest, ReserveRequest, Step
 from kvstore.server.connection import Connection
+from kvstore.server.drain import refusal
+from kvstore.server.inquiries import listed, stat
 from kvstore.server.sessions import Sessions, identify
 from kvstore.types import SINGLE_DOMAIN
 from kvstore.wire import WIRE_VERSION, frame, serves, unpack_numbers
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvstore.clock import Clock
-    from kvstore.messages import Step, Transfer
+    from kvstore.messages import Transfer
     from kvstore.server.pool import SharedPool
     from kvstore.server.sessions import Session
     from kvstore.store import Core
@@ -73,6 +76,7 @@ class Control:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.work: SimpleQueue[Transfer | None] = SimpleQueue()
         self._is_stopping = False
+        self._drained_at: float | None = None  # by then at the latest; None: not draining
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake_fd, selectors.EVENT_READ, self._hear)
@@ -101,23 +105,36 @@ class Control:
 
         self.call_soon(stop)
 
+    def drain(self, grace_seconds: float) -> None:
+        """Grant nothing new, and let `run` return once what is granted has ended, or so late."""
+
+        def drain() -> None:
+            self._drained_at = self._clock.now() + grace_seconds
+
+        self.call_soon(drain)
+
     # -- the loop ------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until `stop`; then close every connection."""
+        """Serve until `stop`, or the end of `drain`; then close every connection."""
         try:
-            while not self._is_stopping:
+            while not (self._is_stopping or self._is_drained()):
                 for key, events in self._selector.select(self._timeout()):
                     key.data(*((events,) if isinstance(key.fileobj, socket.socket) else ()))
                 self._tick()
         finally:
             self._close()
 
+    def _is_drained(self) -> bool:
+        if self._drained_at is None:
+            return False
+        return self._clock.now() >= self._drained_at or not self._core.inspection().holds()
+
     def _timeout(self) -> float:
-        deadline = self._core.next_deadline()
-        if deadline is None:
-            return _IDLE_SECONDS
-        return min(_IDLE_SECONDS, max(0.0, deadline - self._clock.now()))
+        times = [self._core.next_deadline(), self._drained_at]
+        now = self._clock.now()
+        left = (max(0.0, time - now) for time in times if time is not None)
+        return min([_IDLE_SECONDS, *left])
 
     def _tick(self) -> None:
         deadline, now = self._core.next_deadline(), self._clock.now()
@@ -209,7 +226,7 @@ class Control:
         for lease_id in unpack_numbers(fields.get("r", b"")):
             self._release(connection.session, lease_id)
         if kind in _INQUIRIES:
-            self._send(connection, {"i": fields.get("i"), **_INQUIRIES[kind](self)})
+            self._send(connection, {"i": fields.get("i"), **_INQUIRIES[kind](self, fields)})
         elif kind != "releases":
             self._ask(connection, fields)
 
@@ -263,6 +280,11 @@ class Control:
         if not isinstance(client_id, int):
             raise WireError("a request has a number, 'i'")
         request_id = self._begin_id(connection, client_id)
+        if self._drained_at is not None:
+            now, moves = self._clock.now(), self._core.slots.moves
+            if (refused := refusal(request, now, moves)) is not None:
+                self._take(Step([(request_id, refused)], []))
+                return
         self._take(self._core.begin(request_id, request))
 
     def _begin_id(self, connection: Connection | None, client_id: int) -> int:
@@ -313,19 +335,22 @@ class Control:
 
     # -- what a person asks --------------------------------------------------------------------
 
-    def _status(self) -> dict[str, Any]:
+    def _status(self, _fields: dict[str, Any]) -> dict[str, Any]:
         core, pool = self._core, self._pool
         return {
             "t": "status",
             "pid": os.getpid(),
             "uptime_seconds": self._clock.now() - self._started_at,
             "incarnation": self._incarnation.hex(),
+            "version": kvstore.__version__,
             "wire": list(WIRE_VERSION),
+            "is_draining": self._drained_at is not None,
             "tiers": {pool.name: {**core.usage(), "huge_bytes": pool.huge_bytes}},
             "counters": core.counters.snapshot(),
             "connections": len(self._connections),
             "clients": [
                 {
+                    "session": session.holder,
                     "pid": session.identity.pid,
                     "uid": session.identity.uid,
                     "name": session.name,
@@ -336,14 +361,16 @@ class Control:
             ],
         }
 
-    def _verify(self) -> dict[str, Any]:
+    def _verify(self, _fields: dict[str, Any]) -> dict[str, Any]:
         try:
             return {"t": "verified", "audit": self._core.check()._asdict(), "problems": []}
         except InvariantViolated as error:
             return {"t": "verified", "audit": None, "problems": str(error).split("; ")}
 
 
-_INQUIRIES: dict[Any, Callable[[Control], dict[str, Any]]] = {
+_INQUIRIES: dict[Any, Callable[[Control, dict[str, Any]], dict[str, Any]]] = {
     "status": Control._status,
     "verify": Control._verify,
+    "list": lambda control, fields: listed(control._core, control._clock.now(), fields),
+    "stat": lambda control, fields: stat(control._core, control._clock.now(), fields),
 }

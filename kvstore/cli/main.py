@@ -59,7 +59,13 @@ COMMANDS = {
     ),
     "serve": Command("kvstore.cli.serve", "hold a store that all processes of this node share"),
     "status": Command("kvstore.cli.status", "what the daemon of this node holds and has done"),
+    "ls": Command("kvstore.cli.ls", "list the blocks, leases, reservations or clients of a daemon"),
+    "stat": Command("kvstore.cli.stat", "show all that the daemon knows of one block"),
     "verify": Command("kvstore.cli.verify", "have the daemon recount everything it believes"),
+    "check": Command("kvstore.cli.check", "put, read and delete some blocks through the daemon"),
+    "doctor": Command(
+        "kvstore.cli.doctor", "look for what of this machine a daemon would run into"
+    ),
     "config": Command("kvstore.cli.config", "show which settings hold and why, or write a file"),
     "bench": Command("kvstore.cli.bench", "measure what a tier moves per second on this machine"),
     "version": Command("kvstore.cli.version", "show the version, and what it would run with here"),

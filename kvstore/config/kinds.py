@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from kvstore import units
+from kvstore import paths, units
 from kvstore.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -162,6 +162,25 @@ def choice(meanings: Mapping[str, str]) -> Kind[str]:
         literal=quoted,
         nearest=lambda text: get_close_matches(text.lower(), meanings, n=1),
         meanings=meanings,
+    )
+
+
+def socket_path() -> Kind[str]:
+    """Where a Unix socket lies; "" leaves it to the program."""
+
+    def read(value: object) -> str:
+        text = str(_number(value))  # a text, and nothing else
+        return str(paths.parse_socket(text)) if text else ""
+
+    most = f"an absolute path of at most {paths.SOCKET_PATH_BYTES_MAX} bytes"
+    return Kind(
+        unit="path",
+        range=f'{most}, or ""',
+        allowed=f'{most}, as in "{paths.SYSTEM_DIRECTORY / paths.SOCKET_NAME}", or "" for that of '
+        "the runtime directory",
+        read=read,
+        shown=printable,
+        literal=quoted,
     )
 
 

@@ -97,7 +97,8 @@ def test_misspelt_command_names_the_nearest(capsys, typed: str, meant: str):
 def test_a_word_like_no_command_lists_them(capsys):
     assert cli.main(["xyzzy"]) == 2
     assert (
-        "there are demo, serve, status, verify, config, bench, version" in capsys.readouterr().err
+        "there are demo, serve, status, ls, stat, verify, check, doctor, config, bench, version"
+        in capsys.readouterr().err
     )
 
 
