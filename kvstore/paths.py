@@ -17,6 +17,7 @@ SYSTEM_DIRECTORY = Path("/run/kvstore")
 #: The variable of the setting daemon.socket, here too: a client reads no configuration.
 SOCKET_VARIABLE = "KVSTORE_CFG_DAEMON__SOCKET"
 _SCHEME = "unix:"
+_AUTO = "auto"
 #: sockaddr_un of Linux, less the closing zero.
 SOCKET_PATH_BYTES_MAX = 107
 
@@ -38,7 +39,8 @@ def find_socket() -> Path:
     """The socket that a client uses: what the environment says, else this user's daemon's if there
     is one, else the system's. Raises ConfigError for a variable that names none.
     """
-    if named := os.environ.get(SOCKET_VARIABLE):
+    named = os.environ.get(SOCKET_VARIABLE, _AUTO)
+    if named != _AUTO:
         try:
             return parse_socket(named)
         except ConfigError as error:

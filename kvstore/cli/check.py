@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING, Any
 
 from kvstore.cli.daemon import add_socket_argument, ask, socket_of
@@ -51,6 +50,7 @@ def _try_out(path: str) -> tuple[list[dict[str, Any]], dict[str, str] | None]:
     import secrets
 
     import kvstore
+    from kvstore.clock import SystemClock
     from kvstore.errors import KVStoreError
 
     layout = kvstore.Layout.gqa(layers=2, kv_heads=4, head_dim=128, dtype="bfloat16")
@@ -63,19 +63,20 @@ def _try_out(path: str) -> tuple[list[dict[str, Any]], dict[str, str] | None]:
     keys = namespace.keys(range(_BLOCKS * _BLOCK_TOKENS))
     blocks = [secrets.token_bytes(layout.bytes_per_block(_BLOCK_TOKENS)) for _ in keys]
     steps: list[dict[str, Any]] = []
+    clock = SystemClock()
     with (
         kvstore.connect(path, name="kvstore check") as store,
         store.session(namespace) as session,
     ):
         for step, action in _STEPS.items():
-            started = time.perf_counter_ns()
+            started = clock.now()
             try:
                 action(session, keys, blocks)
             except (_Wrong, KVStoreError) as error:
                 session.delete(keys)
                 return steps, {"step": step, "reason": str(error)}
-            milliseconds = (time.perf_counter_ns() - started) / 1e6
-            steps.append({"step": step, "milliseconds": round(milliseconds, 3)})
+            milliseconds = round(1_000 * (clock.now() - started), 3)
+            steps.append({"step": step, "milliseconds": milliseconds})
     return steps, None
 
 

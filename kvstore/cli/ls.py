@@ -63,7 +63,11 @@ def run(arguments: argparse.Namespace) -> int:
     path = socket_of(arguments)
     if arguments.kind == "clients":
         rows = clients_of(ask(path, {"t": "status"}))
-        found = {"rows": rows[: arguments.limit], "scanned": len(rows), "total": len(rows)}
+        found: dict[str, Any] = {
+            "rows": rows[: arguments.limit],
+            "scanned": len(rows),
+            "total": len(rows),
+        }
     else:
         options = {"limit": arguments.limit, "newest": not arguments.oldest}
         question = {"t": "list", "what": arguments.kind, "prefix": arguments.key, **options}

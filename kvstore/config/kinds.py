@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 _SHOWN_CHARACTERS = 60
 _COUNT_DIGITS = 18  # Python refuses to read numbers of thousands
 
+#: In place of a value that the program finds.
+AUTO = "auto"
+
 T = TypeVar("T")
 
 
@@ -166,18 +169,17 @@ def choice(meanings: Mapping[str, str]) -> Kind[str]:
 
 
 def socket_path() -> Kind[str]:
-    """Where a Unix socket lies; "" leaves it to the program."""
+    """Where a Unix socket lies; `AUTO` leaves it to the program."""
 
     def read(value: object) -> str:
         text = str(_number(value))  # a text, and nothing else
-        return str(paths.parse_socket(text)) if text else ""
+        return text if text == AUTO else str(paths.parse_socket(text))
 
     most = f"an absolute path of at most {paths.SOCKET_PATH_BYTES_MAX} bytes"
     return Kind(
         unit="path",
-        range=f'{most}, or ""',
-        allowed=f'{most}, as in "{paths.SYSTEM_DIRECTORY / paths.SOCKET_NAME}", or "" for that of '
-        "the runtime directory",
+        range=f'"{AUTO}", or {most}',
+        allowed=f'"{AUTO}", or {most}, as in "{paths.SYSTEM_DIRECTORY / paths.SOCKET_NAME}"',
         read=read,
         shown=printable,
         literal=quoted,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Generic, NamedTuple, TypeVar
 import msgspec
 
 from kvstore.config.kinds import (
+    AUTO,
     MemoryShare,
     choice,
     count,
@@ -132,10 +133,10 @@ class DaemonConfig(Table, frozen=True, kw_only=True):
         str,
         Spec(
             socket_path(),
-            'Where clients connect; "" is kvstore.sock in /run/kvstore for root, else in the '
-            "user's runtime directory.",
+            'Where clients connect; "auto" is kvstore.sock in /run/kvstore for root, and in the '
+            "runtime directory of any other user.",
         ),
-    ] = ""
+    ] = AUTO
     grace_seconds: Annotated[
         float,
         Spec(
@@ -188,7 +189,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     def daemon_socket(self) -> Computed[str]:
         """The path of the daemon's socket on this machine."""
-        if self.daemon.socket:
+        if self.daemon.socket != AUTO:
             return Computed(self.daemon.socket, None)
         return Computed(str(default_socket()), "the runtime directory")
 

@@ -18,6 +18,9 @@ import pytest
 
 import kvstore
 from kvstore.cli import daemon as asking
+from kvstore.config import Config
+from kvstore.config.table import settings_of
+from kvstore.paths import SOCKET_VARIABLE
 from kvstore.types import Outcome
 from kvstore.wire import LENGTH, body_length, frame
 from tests.daemon_process import DaemonProcess, a_daemon, kvstore_command
@@ -344,19 +347,26 @@ def test_sigterm_does_not_wait_for_ever(folder: Path, how: str):
         kvstore.connect(path) as store,
         store.session(a_namespace(BLOCK_BYTES)) as session,
     ):
-        lease = session.lease(filled(session, 1, 2))
+        keys = filled(session, 1, 2)
+        lease = session.lease(keys)
         daemon.send(signal.SIGTERM)
         if how != "grace":
             _eventually_true(lambda: daemon.json("status")["is_draining"])
             daemon.send(signal.SIGTERM)
         assert daemon.wait() == 0
-        assert lease.blocks == 2
+        assert session.match(keys).reason == Outcome.UNAVAILABLE
+        assert not lease.valid()
 
 
 def _eventually_true(is_so: Any, seconds: float = 20.0) -> None:
     end = time.perf_counter() + seconds
     while not is_so():
         assert time.perf_counter() < end
+
+
+def test_the_variable_is_that_of_the_setting():
+    setting = next(each for each in settings_of(Config) if each.name == "daemon.socket")
+    assert setting.variable == SOCKET_VARIABLE
 
 
 def test_the_environment_names_the_socket(
