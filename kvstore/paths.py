@@ -47,7 +47,14 @@ def find_socket() -> Path:
             raise ConfigError(f"{SOCKET_VARIABLE}: {error}") from error
     own = default_socket()
     system = SYSTEM_DIRECTORY / SOCKET_NAME
-    return system if not own.exists() and system.exists() else own
+    return system if not _is_there(own) and _is_there(system) else own
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # in a directory that this user may not look into
+        return False
 
 
 def parse_socket(text: str) -> Path:
