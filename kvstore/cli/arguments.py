@@ -79,17 +79,6 @@ def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
     return number
 
 
-def one_of(*names: str) -> Callable[[str], str]:
-    """An argument's `type`: one of a few words."""
-
-    def name(text: str) -> str:
-        if text not in names:
-            raise refusal(repr(_shortened(text)), f"there is {', '.join(names)}")
-        return text
-
-    return name
-
-
 def refusal(value: str, remedy: str) -> argparse.ArgumentTypeError:
     """What a `type` raises; the parser puts the option's name before it."""
     return argparse.ArgumentTypeError(f"is {value}: {remedy}")

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import terminal
-from kvstore.cli.arguments import one_of, refusal, whole_number
+from kvstore.cli.arguments import refusal, whole_number
 from kvstore.cli.daemon import add_socket_argument, ask, clients_of, socket_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ end, and a whole key finds its block at once."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.epilog = terminal.fill(_RULES)
-    parser.add_argument("kind", type=one_of(*KINDS), metavar="WHAT", help=", ".join(KINDS))
+    parser.add_argument("kind", choices=KINDS, metavar="WHAT", help=", ".join(KINDS))
     parser.add_argument(
         "--limit",
         type=whole_number(1, _LIMIT_MAX),

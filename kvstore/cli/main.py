@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TextIO, cast
 
 import kvstore
@@ -130,7 +131,8 @@ def _run_guarded(words: list[str]) -> int:
         is_usage = isinstance(error, InvalidRequest | ConfigError)
         message = str(error) or type(error).__name__
         if message.startswith("--"):  # an option, which only the command itself could judge
-            message = with_hint(message, f"kvstore {_command_first(words)[0]}")
+            named = takewhile(lambda word: not word.startswith("-"), _command_first(words))
+            message = with_hint(message, " ".join(["kvstore", *named]))
         # A configuration has a line for each thing that is wrong with it.
         lines = message.split("\n") if isinstance(error, ConfigError) else [message]
         return [_complain(line, USAGE if is_usage else FAILED) for line in lines][-1]

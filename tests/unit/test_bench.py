@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvstore.cli.bench import host, parameters
-from kvstore.cli.bench.payload import Payload
+from kvstore.cli.bench import host
+from kvstore.cli.bench.dram import parameters
+from kvstore.cli.bench.dram.payload import Payload
 from kvstore.cli.main import main
 from kvstore.keys import Namespace
 from kvstore.layout import Layout

@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import kvstore
-from kvstore import native
 from kvstore.cli.bench import host
-from kvstore.cli.bench.dram import WARM_UP_ROUNDS
-from kvstore.cli.version import git_revision
+from kvstore.cli.bench.dram.measure import WARM_UP_ROUNDS
+from kvstore.cli.bench.heading import heading, machine_line
+from kvstore.units import shown_bytes
 
 if TYPE_CHECKING:
-    from kvstore.cli.bench.dram import Outcomes, Sample
-    from kvstore.cli.bench.parameters import Parameters
+    from kvstore.cli.bench.dram.measure import Outcomes, Sample
+    from kvstore.cli.bench.dram.parameters import Parameters
 
-_DIRTY = "-dirty"
 _COLUMNS = (
     ("GB/s", "gb_per_s", "7.2f"),
     ("ratio", "ratio", "7.3f"),
@@ -38,13 +36,8 @@ _MEANING = {
 
 def document(parameters: Parameters, outcomes: Outcomes) -> dict[str, Any]:
     """Everything that a reader of the numbers needs; benchmarks/README.md says each field."""
-    described = git_revision()
     return {
-        "benchmark": "dram",
-        "kvstore": kvstore.__version__,
-        "revision": described.removesuffix(_DIRTY) if described else None,
-        "dirty": described.endswith(_DIRTY) if described else None,
-        "native": native.IS_COMPILED,
+        **heading("dram"),
         "verified": outcomes.verified_batches > 0 and not outcomes.findings,
         "verified_batches": outcomes.verified_batches,
         "findings": outcomes.findings,
@@ -70,15 +63,14 @@ def document(parameters: Parameters, outcomes: Outcomes) -> dict[str, Any]:
 
 def text(document: dict[str, Any]) -> str:
     """The table, and how to read it."""
-    machine, parameters = document["machine"], document["parameters"]
+    parameters = document["parameters"]
     put = document["put"]
     lines = [
-        f"{document['benchmark']}: blocks of {_size(parameters['block_bytes'])}, "
+        f"{document['benchmark']}: blocks of {shown_bytes(parameters['block_bytes'])}, "
         f"{parameters['batch_blocks']} per batch, {parameters['rounds']} rounds of "
-        f"{_size(parameters['working_set_bytes'])} each, pool {_size(parameters['pool_bytes'])}",
-        f"{machine['cpu']}, {machine['cores']} cores, L3 {_size(machine['l3_bytes'])}, "
-        f"Python {machine['python']}, NumPy {machine['numpy']}, "
-        f"native {'yes' if document['native'] else 'no'}",
+        f"{shown_bytes(parameters['working_set_bytes'])} each, "
+        f"pool {shown_bytes(parameters['pool_bytes'])}",
+        machine_line(document),
         "",
         " " * 9 + "".join(f"{title:>{_width(form)}}" for title, _, form in _COLUMNS),
     ]
@@ -150,13 +142,6 @@ def _verification(document: dict[str, Any]) -> str:
         return f"Verified: {document['verified_batches']} batches had exactly the bytes put."
     findings = document["findings"]
     return f"NOT VERIFIED: {len(findings)} findings, first: {findings[0] if findings else 'none'}"
-
-
-def _size(count: int) -> str:
-    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= factor:
-            return f"{count / factor:.4g} {unit}"
-    return f"{count} B"
 
 
 def _width(form: str) -> int:

@@ -21,7 +21,7 @@ import numpy as np
 
 import kvstore
 from kvstore.buffers import aligned_buffers
-from kvstore.cli.bench.payload import Payload
+from kvstore.cli.bench.dram.payload import Payload
 from kvstore.config import Config, DramConfig
 from kvstore.types import SLOT_ALIGNMENT_BYTES, Outcome
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from kvstore._open import EmbeddedStore
     from kvstore.buffers import Bytes
-    from kvstore.cli.bench.parameters import Parameters
+    from kvstore.cli.bench.dram.parameters import Parameters
     from kvstore.client.session import Session
     from kvstore.types import BlockKey
 
