@@ -11,6 +11,7 @@ PIP_FLAGS ?=
 EXTRAS ?= transformers,lz4,test,lint
 PYTEST_FLAGS ?=
 BENCH_SIZES ?= 256KiB 1MiB 4MiB
+SHM_SIZES ?= 256KiB 1MiB
 BENCH_FLAGS ?= --rounds 300
 
 BIN := $(VENV)/bin
@@ -53,11 +54,16 @@ format: venv  ## rewrite the style that can be rewritten
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: venv  ## measure the DRAM path; the results go to benchmarks/results/
+bench: venv  ## measure the DRAM path and the daemon; the results go to benchmarks/results/
 	@mkdir -p benchmarks/results
 	@set -e; for size in $(BENCH_SIZES); do echo "benchmarks/results/dram-$$size.json"; \
 	  $(BIN)/kvstore bench dram --block-size $$size $(BENCH_FLAGS) --json \
 	    > benchmarks/results/dram-$$size.json.part; done
+	@set -e; for size in $(SHM_SIZES); do echo "benchmarks/results/shm-$$size.json"; \
+	  $(BIN)/kvstore bench shm --block-size $$size --json \
+	    > benchmarks/results/shm-$$size.json.part; done
+	@echo "benchmarks/results/control.json"
+	@$(BIN)/kvstore bench control --json > benchmarks/results/control.json.part
 	@# Only now, so that no result makes the next one's tree differ from its commit.
 	@for part in benchmarks/results/*.part; do mv "$$part" "$${part%.part}"; done
 

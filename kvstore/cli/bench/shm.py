@@ -292,10 +292,11 @@ _TITLES = {
     "ratio_max": "max",
     "wall_ratio": "wall",
     "cpu_s_per_gb": "CPU s/GB",
-    "daemon_cpu_s_per_gb": "of it daemon",
+    "daemon_cpu_s_per_gb": "daemon",
     "p50_ms": "p50 ms",
     "p99_ms": "p99 ms",
 }
+_DIGITS = {"gb_per_s": 1, "p50_ms": 2, "p99_ms": 2}
 
 
 def _text(document: dict[str, Any]) -> str:
@@ -306,7 +307,7 @@ def _text(document: dict[str, Any]) -> str:
 
     sizes = document["parameters"]
     rows = [
-        [name, *(f"{document[name][figure]:.3f}" for figure in _TITLES)]
+        [name, *(f"{document[name][figure]:.{_DIGITS.get(figure, 3)}f}" for figure in _TITLES)]
         for name in ("limit", "get")
     ]
     verified = f"Verified: {document['verified_batches']} batches had exactly the bytes put."
@@ -320,7 +321,8 @@ def _text(document: dict[str, Any]) -> str:
         machine_line(document),
         "\n".join(columns([["", *_TITLES.values()], *rows])),
         "ratio: payload per CPU second of client and daemon, against the limit's in the same "
-        "round; median, min and max over the rounds. wall: the same per second of the clock.",
+        "round; median, min and max over the rounds. wall: the same per second of the clock. "
+        "daemon: its part of the CPU s/GB.",
         verified,
     ]
     if not document["cold"]:
