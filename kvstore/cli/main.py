@@ -80,7 +80,7 @@ the same tokens loads them instead of computing them again."""
 _EPILOGUE = """\
 examples:
   kvstore demo                what it does for a time to first token
-                              (half a minute to a minute on two cores)
+                              (one to two minutes on two cores)
   kvstore bench dram          what this machine moves per second (10 to 30 s)
   kvstore bench dram --json   the same, for a program to read
   kvstore config show         every setting, its value, and where that comes from

@@ -65,10 +65,10 @@ def test_help_fits_the_terminal(capsys, monkeypatch, words: list[str], columns: 
 def test_texts_about_durations_agree(capsys):
     assert cli.main(["--help"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "half a minute to a minute on two cores" in out
+    assert "one to two minutes on two cores" in out
     assert "10 to 30 s" in out
     assert cli.main(["demo", "--help"]) == 0
-    assert "half a minute to a minute on two cores" in " ".join(capsys.readouterr().out.split())
+    assert "one to two minutes on two cores" in " ".join(capsys.readouterr().out.split())
     described = Path(__file__).resolve().parents[2] / "benchmarks/README.md"
     assert "It takes 10 to 30 s" in described.read_text(encoding="utf-8")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from pathlib import Path
 
-    from kvstore.cli.bench.node import Node
+    from kvstore.cli.node import Node
     from kvstore.client.session import Session
     from kvstore.keys import Namespace
     from kvstore.types import BlockKey
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, and fail if a batch was not answered in full."""
     from kvstore.cli.bench import heading, host
-    from kvstore.cli.bench.node import running_daemon
+    from kvstore.cli.node import running_daemon
 
     heading.announce(f"{arguments.rounds} rounds")
     findings: list[str] = []

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from kvstore.buffers import Bytes
     from kvstore.cli.bench.dram.parameters import Parameters
-    from kvstore.cli.bench.node import Node
+    from kvstore.cli.node import Node
     from kvstore.client.session import Session
     from kvstore.types import BlockKey
 
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, print, and fail if a byte that was read is not the one that was put."""
     from kvstore.cli.bench import heading, host
     from kvstore.cli.bench.dram.parameters import plan
-    from kvstore.cli.bench.node import running_daemon
+    from kvstore.cli.node import running_daemon
 
     parameters = plan(
         block_bytes=_size("--block-size", arguments.block_size),

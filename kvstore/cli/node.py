@@ -1,4 +1,4 @@
-"""A daemon of its own for a benchmark, and the CPU time that it takes."""
+"""A daemon of its own for a benchmark or a demo, and the CPU time that it takes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def running_daemon(capacity_bytes: int) -> Iterator[Node]:
     Settings of the environment do not reach it, so that they do not change what is measured.
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(ENVIRONMENT_PREFIX)}
-    with tempfile.TemporaryDirectory(prefix="kvstore-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="kvstore-") as folder:
         path = Path(folder) / "kv.sock"
         settings = {
             f"{ENVIRONMENT_PREFIX}DRAM__CAPACITY_BYTES": str(capacity_bytes),
@@ -59,7 +59,7 @@ def running_daemon(capacity_bytes: int) -> Iterator[Node]:
             assert process.stdout is not None  # it was asked for
             line = process.stdout.readline()
             if not line:
-                raise DaemonUnavailable("the daemon of the benchmark did not start")
+                raise DaemonUnavailable("the daemon did not start")
             yield Node(json.loads(line)["pid"], path, _wait_for_memory(path))
         finally:
             process.terminate()
