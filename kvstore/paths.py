@@ -18,6 +18,7 @@ SYSTEM_DIRECTORY = Path("/run/kvstore")
 SOCKET_VARIABLE = "KVSTORE_CFG_DAEMON__SOCKET"
 _SCHEME = "unix:"
 _AUTO = "auto"
+_EXAMPLE = SYSTEM_DIRECTORY / SOCKET_NAME
 #: sockaddr_un of Linux, less the closing zero.
 SOCKET_PATH_BYTES_MAX = 107
 
@@ -61,7 +62,7 @@ def parse_socket(text: str) -> Path:
     """The path in "/path" or "unix:/path". Raises ConfigError unless a socket can have it."""
     path = Path(text.removeprefix(_SCHEME))
     if not path.is_absolute() or "\0" in text:
-        raise ConfigError(f"{text!r:.60} is no absolute path: give one, as in /run/kvstore/kv.sock")
+        raise ConfigError(f"{text!r:.60} is no absolute path: give one, as in {_EXAMPLE}")
     return check_socket_path(path)
 
 

@@ -72,6 +72,8 @@ def ask(path: Path, fields: dict[str, Any]) -> dict[str, Any]:
             ) from error
         except OSError as error:
             reason = _REASONS.get(type(error), error.strerror or str(error))
+            if isinstance(error, ConnectionRefusedError) and not path.is_socket():
+                reason = "that is no socket"
             raise DaemonUnavailable(f"no daemon at {shown}: {reason}") from error
         except WireError as error:
             raise DaemonUnavailable(

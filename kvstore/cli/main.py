@@ -83,6 +83,8 @@ examples:
                               (one to two minutes on two cores)
   kvstore bench dram          what this machine moves per second (10 to 30 s)
   kvstore bench dram --json   the same, for a program to read
+  kvstore serve               a store for all processes of this node, until Ctrl-C
+  kvstore status              what it holds; doctor says what is wrong with the machine
   kvstore config show         every setting, its value, and where that comes from
   kvstore COMMAND --help      the options of one command
 

@@ -242,6 +242,14 @@ def test_no_daemon_is_one_line(folder: Path, words: str):
     )
 
 
+def test_what_is_no_socket_is_said_so(folder: Path):
+    done = kvstore_command("status", "--socket", str(folder))
+    assert (done.returncode, done.stderr) == (
+        3,
+        f"kvstore: no daemon at {folder}: that is no socket\n",
+    )
+
+
 def test_a_killed_daemon_is_one_line_and_its_socket_is_taken_over(folder: Path):
     path = folder / "killed/kv.sock"
     with a_daemon(path) as daemon:
