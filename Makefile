@@ -12,6 +12,7 @@ EXTRAS ?= transformers,lz4,test,lint
 PYTEST_FLAGS ?=
 BENCH_SIZES ?= 256KiB 1MiB 4MiB
 CRASH_SEED ?= 2
+SHM_SIZES ?= 256KiB 1MiB
 BENCH_FLAGS ?= --rounds 300
 MATCH_FLAGS ?= --entries 1000000 --keys 1024
 
@@ -61,13 +62,18 @@ format: venv  ## rewrite the style that can be rewritten
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: venv  ## measure the DRAM path and lookups; the results go to benchmarks/results/
+bench: venv  ## measure the DRAM path, lookups and the daemon; results go to benchmarks/results/
 	@mkdir -p benchmarks/results
 	@set -e; for size in $(BENCH_SIZES); do echo "benchmarks/results/dram-$$size.json"; \
 	  $(BIN)/kvstore bench dram --block-size $$size $(BENCH_FLAGS) --json \
 	    > benchmarks/results/dram-$$size.json.part; done
 	@echo "benchmarks/results/match.json"
 	@$(BIN)/kvstore bench match $(MATCH_FLAGS) --json > benchmarks/results/match.json.part
+	@set -e; for size in $(SHM_SIZES); do echo "benchmarks/results/shm-$$size.json"; \
+	  $(BIN)/kvstore bench shm --block-size $$size --json \
+	    > benchmarks/results/shm-$$size.json.part; done
+	@echo "benchmarks/results/control.json"
+	@$(BIN)/kvstore bench control --json > benchmarks/results/control.json.part
 	@# Only now, so that no result makes the next one's tree differ from its commit.
 	@for part in benchmarks/results/*.part; do mv "$$part" "$${part%.part}"; done
 

@@ -127,6 +127,11 @@ class Index:
         for table in self._tables.values():
             yield from table.values()
 
+    def in_order(self, domain: bytes, *, newest_first: bool) -> Iterator[Entry]:
+        """The entries of a domain in the order in which they came, or in the reverse."""
+        entries = self._tables.get(domain, {}).values()
+        return reversed(entries) if newest_first else iter(entries)
+
     def find(self, domain: bytes, key: bytes) -> Entry | None:
         """The entry of a key, ready or being written."""
         table = self._tables.get(domain)

@@ -14,6 +14,11 @@ from kvstore.errors import ConfigError
 
 SOCKET_NAME = "kvstore.sock"
 SYSTEM_DIRECTORY = Path("/run/kvstore")
+#: The variable of the setting daemon.socket, here too: a client reads no configuration.
+SOCKET_VARIABLE = "KVSTORE_CFG_DAEMON__SOCKET"
+_SCHEME = "unix:"
+_AUTO = "auto"
+_EXAMPLE = SYSTEM_DIRECTORY / SOCKET_NAME
 #: sockaddr_un of Linux, less the closing zero.
 SOCKET_PATH_BYTES_MAX = 107
 
@@ -32,10 +37,33 @@ def default_socket() -> Path:
 
 
 def find_socket() -> Path:
-    """The socket that a client uses: this user's daemon's if there is one, else the system's."""
+    """The socket that a client uses: what the environment says, else this user's daemon's if there
+    is one, else the system's. Raises ConfigError for a variable that names none.
+    """
+    named = os.environ.get(SOCKET_VARIABLE, _AUTO)
+    if named != _AUTO:
+        try:
+            return parse_socket(named)
+        except ConfigError as error:
+            raise ConfigError(f"{SOCKET_VARIABLE}: {error}") from error
     own = default_socket()
     system = SYSTEM_DIRECTORY / SOCKET_NAME
-    return system if not own.exists() and system.exists() else own
+    return system if not _is_there(own) and _is_there(system) else own
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # in a directory that this user may not look into
+        return False
+
+
+def parse_socket(text: str) -> Path:
+    """The path in "/path" or "unix:/path". Raises ConfigError unless a socket can have it."""
+    path = Path(text.removeprefix(_SCHEME))
+    if not path.is_absolute() or "\0" in text:
+        raise ConfigError(f"{text!r:.60} is no absolute path: give one, as in {_EXAMPLE}")
+    return check_socket_path(path)
 
 
 def check_socket_path(path: Path) -> Path:

@@ -145,6 +145,18 @@ class Residency:
         slots = self.slots
         return slots.usable_bytes - slots.free_bytes + self._beyond_share(slots.granted_slots)
 
+    def usage(self) -> dict[str, int]:
+        """The tier's bytes: capacity, free, largest free, slots by state, and the index."""
+        slots = self.slots
+        return {
+            "capacity_bytes": slots.capacity_bytes,
+            "usable_bytes": slots.usable_bytes,
+            "free_bytes": slots.free_bytes,
+            "largest_free_bytes": slots.largest_free_bytes,
+            **{f"{state}_bytes": slots.bytes_in(state) for state in SlotState},
+            "index_bytes": self.index_bytes,
+        }
+
     def can_hold(self, slots: int, size_bytes: int) -> bool:
         """Would so many slots, of so many bytes in all, fit into an empty tier?"""
         return size_bytes + self._beyond_share(slots) <= self.slots.capacity_bytes

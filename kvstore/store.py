@@ -21,6 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from kvstore.audit import audit
+from kvstore.inspection import Inspection
 from kvstore.lease import Leases, places_of
 from kvstore.messages import (
     AbortAnswer,
@@ -62,7 +63,6 @@ from kvstore.reservation import Reservations
 from kvstore.residency import Residency
 from kvstore.retention import Retention
 from kvstore.settings import DEFAULT_SETTINGS
-from kvstore.slots import SlotState
 from kvstore.transfers import Transfers
 from kvstore.types import Outcome
 
@@ -212,6 +212,10 @@ class Core:
             entries_in_transfer=self._transfers.entries(),
         )
 
+    def inspection(self) -> Inspection:
+        """What a person may look at, block by block and lease by lease."""
+        return Inspection(self._blocks, self._leases, self._reservations)
+
     @property
     def slots(self) -> Slots:
         """The slots of the tier, of which readers may read `generations` and `moves`."""
@@ -223,15 +227,7 @@ class Core:
         What the index takes beyond a sixteenth of the capacity cannot be used for blocks, though
         it is free.
         """
-        slots = self._blocks.slots
-        return {
-            "capacity_bytes": slots.capacity_bytes,
-            "usable_bytes": slots.usable_bytes,
-            "free_bytes": slots.free_bytes,
-            "largest_free_bytes": slots.largest_free_bytes,
-            **{f"{state}_bytes": slots.bytes_in(state) for state in SlotState},
-            "index_bytes": self._blocks.index_bytes,
-        }
+        return self._blocks.usage()
 
     def has_holder(self, holder: int) -> bool:
         """Does this holder have a lease or a reservation, or memory that it may still write to?"""

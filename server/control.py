@@ -26,9 +26,12 @@ from kvstore.messages import (
     ReleaseRequest,
     ReserveAnswer,
     ReserveRequest,
+    Step,
 )
 from kvstore.server.connection import Connection
 from kvstore.server.connections import Connections
+from kvstore.server.drain import refusal
+from kvstore.server.inquiries import listed, stat
 from kvstore.server.sessions import Sessions, identify
 from kvstore.server.status import status_fields, verified_fields
 from kvstore.types import SINGLE_DOMAIN
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvstore.clock import Clock
-    from kvstore.messages import Answer, Request, Step, Transfer
+    from kvstore.messages import Answer, Request, Transfer
     from kvstore.server.pool import SharedPool
     from kvstore.server.sessions import Session
     from kvstore.store import Core
@@ -83,6 +86,7 @@ class Control:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.work: SimpleQueue[Transfer | None] = SimpleQueue()
         self._is_stopping = False
+        self._drained_at: float | None = None  # by then at the latest; None: not draining
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake_fd, selectors.EVENT_READ, self._hear)
@@ -111,23 +115,36 @@ class Control:
 
         self.call_soon(stop)
 
+    def drain(self, grace_seconds: float) -> None:
+        """Grant nothing new, and let `run` return once what is granted has ended, or so late."""
+
+        def drain() -> None:
+            self._drained_at = self._clock.now() + grace_seconds
+
+        self.call_soon(drain)
+
     # -- the loop ------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until `stop`; then close every connection."""
+        """Serve until `stop`, or the end of `drain`; then close every connection."""
         try:
-            while not self._is_stopping:
+            while not (self._is_stopping or self._is_drained()):
                 for key, events in self._selector.select(self._timeout()):
                     key.data(*((events,) if isinstance(key.fileobj, socket.socket) else ()))
                 self._tick()
         finally:
             self._close()
 
+    def _is_drained(self) -> bool:
+        if self._drained_at is None:
+            return False
+        return self._clock.now() >= self._drained_at or not self._core.inspection().holds()
+
     def _timeout(self) -> float:
-        deadline = self._core.next_deadline()
-        if deadline is None:
-            return _IDLE_SECONDS
-        return min(_IDLE_SECONDS, max(0.0, deadline - self._clock.now()))
+        times = [self._core.next_deadline(), self._drained_at]
+        now = self._clock.now()
+        left = (max(0.0, time - now) for time in times if time is not None)
+        return min([_IDLE_SECONDS, *left])
 
     def _tick(self) -> None:
         deadline, now = self._core.next_deadline(), self._clock.now()
@@ -251,7 +268,7 @@ class Control:
         for lease_id in unpack_numbers(fields.get("r", b"")):
             self._release(connection.session, lease_id)
         if kind in _INQUIRIES:
-            self._send(connection, {"i": fields.get("i"), **_INQUIRIES[kind](self)})
+            self._send(connection, {"i": fields.get("i"), **_INQUIRIES[kind](self, fields)})
         elif kind != "releases":
             self._ask(connection, fields)
 
@@ -311,6 +328,11 @@ class Control:
         if not isinstance(client_id, int):
             raise WireError("a request has a number, 'i'")
         request_id = self._begin_id(connection, client_id)
+        if self._drained_at is not None:
+            now, moves = self._clock.now(), self._core.slots.moves
+            if (refused := refusal(request, now, moves)) is not None:
+                self._take(Step([(request_id, refused)], []))
+                return
         self._take(self._core.begin(request_id, request))
 
     def _begin_id(self, connection: Connection | None, client_id: int) -> int:
@@ -385,12 +407,14 @@ class Control:
         self._sessions.end(session)
 
 
-_INQUIRIES: dict[str, Callable[[Control], dict[str, Any]]] = {
-    "status": lambda c: (
+_INQUIRIES: dict[str, Callable[[Control, dict[str, Any]], dict[str, Any]]] = {
+    "status": lambda c, _: (
         status_fields(
             c._core, c._pool, c._sessions, len(c._connections), c._clock.now() - c._started_at
         )
-        | {"incarnation": c._incarnation.hex()}
+        | {"incarnation": c._incarnation.hex(), "is_draining": c._drained_at is not None}
     ),
-    "verify": lambda c: verified_fields(c._core),
+    "verify": lambda c, _: verified_fields(c._core),
+    "list": lambda c, fields: listed(c._core, c._clock.now(), fields),
+    "stat": lambda c, fields: stat(c._core, c._clock.now(), fields),
 }

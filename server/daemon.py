@@ -45,6 +45,8 @@ class Daemon:
 
     def __init__(self, config: Config, socket_path: Path) -> None:
         self.socket_path = check_socket_path(socket_path)
+        self._grace_seconds = config.daemon.grace_seconds
+        self._is_draining = False
         self._resources = ExitStack()
         try:
             self._take_socket()
@@ -54,7 +56,10 @@ class Daemon:
             raise
 
     def serve(self, on_ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until SIGTERM or SIGINT. To be called in the main thread, once."""
+        """Serve until SIGINT, or until SIGTERM and the end of what was granted before it.
+
+        A second signal ends it at once. To be called in the main thread, once.
+        """
         _raise_descriptor_limit()
         worker = threading.Thread(target=self._make_checksums, name="kvstore-worker", daemon=True)
         worker.start()
@@ -71,7 +76,7 @@ class Daemon:
             self.close()
 
     def stop(self) -> None:
-        """Let `serve` return. May be called from any thread."""
+        """Let `serve` return at once. May be called from any thread."""
         self.control.stop()
 
     def close(self) -> None:
@@ -149,8 +154,12 @@ class Daemon:
         incarnation = secrets.token_bytes(16)
         self.control = Control(core, self.pool, self._listener, clock, incarnation)
 
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self.stop()
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGTERM and not self._is_draining:
+            self._is_draining = True
+            self.control.drain(self._grace_seconds)
+        else:
+            self.stop()
 
     def _make_checksums(self) -> None:
         """Read what the core wants read: it protects it meanwhile."""

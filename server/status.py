@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+import kvstore
 from kvstore.errors import InvariantViolated
 from kvstore.wire import WIRE_VERSION
 
@@ -22,12 +23,14 @@ def status_fields(
         "t": "status",
         "pid": os.getpid(),
         "uptime_seconds": uptime_seconds,
+        "version": kvstore.__version__,
         "wire": list(WIRE_VERSION),
         "tiers": {pool.name: {**core.usage(), "huge_bytes": pool.huge_bytes}},
         "counters": core.counters.snapshot(),
         "connections": connections,
         "clients": [
             {
+                "session": session.holder,
                 "pid": session.identity.pid,
                 "uid": session.identity.uid,
                 "name": session.name,

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+
+from tests.daemon_command import a_daemon, environment
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -65,3 +68,23 @@ def test_every_link_leads_to_a_file(document: Path):
     targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8"))
     broken = [target for target in targets if not (document.parent / target).exists()]
     assert not broken
+
+
+def test_the_example_with_a_daemon_prints_what_its_comments_say():
+    first = re.search(r"```python\n(import kvstore.*?)```", README, re.DOTALL)
+    second = re.search(r"```python\n(with kvstore\.connect.*?)```", README, re.DOTALL)
+    assert first
+    assert second
+    with tempfile.TemporaryDirectory(prefix="kvstore-") as folder:
+        path = Path(folder) / "kv.sock"
+        with a_daemon(path, KVSTORE_CFG_DRAM__CAPACITY_BYTES="64MiB"):
+            run = subprocess.run(
+                [sys.executable, "-W", "error", "-c", first[1] + second[1]],
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=60,
+                env=environment(KVSTORE_CFG_DAEMON__SOCKET=str(path)),
+            )
+    assert run.stdout.splitlines()[-1] == "4"
+    assert run.stderr == ""

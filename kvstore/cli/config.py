@@ -8,13 +8,14 @@ import shlex
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import terminal
 from kvstore.errors import ConfigError
 
 if TYPE_CHECKING:
     from kvstore.config.text import Shown
+    from kvstore.config.tree import Computed
 
 _EXAMPLES = """\
 examples:
@@ -83,7 +84,11 @@ def _show(path: str | None, *, as_json: bool) -> int:
 
     resolved = resolve(Config, path)
     capacity = resolved.config.wanted_dram_capacity()
-    rows = shown_settings(resolved, {"dram.capacity_bytes": capacity})
+    computed: dict[str, Computed[Any]] = {
+        "dram.capacity_bytes": capacity,
+        "daemon.socket": resolved.config.daemon_socket(),
+    }
+    rows = shown_settings(resolved, computed)
     findings = []
     try:
         resolved.config.dram_capacity_bytes()

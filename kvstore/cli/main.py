@@ -60,7 +60,13 @@ COMMANDS = {
     ),
     "serve": Command("kvstore.cli.serve", "hold a store that all processes of this node share"),
     "status": Command("kvstore.cli.status", "what the daemon of this node holds and has done"),
+    "ls": Command("kvstore.cli.ls", "list the blocks, leases, reservations or clients of a daemon"),
+    "stat": Command("kvstore.cli.stat", "show all that the daemon knows of one block"),
     "verify": Command("kvstore.cli.verify", "have the daemon recount everything it believes"),
+    "check": Command("kvstore.cli.check", "put, read and delete some blocks through the daemon"),
+    "doctor": Command(
+        "kvstore.cli.doctor", "look for what of this machine a daemon would run into"
+    ),
     "config": Command("kvstore.cli.config", "show which settings hold and why, or write a file"),
     "bench": Command("kvstore.cli.bench", "measure what a tier moves and what a lookup costs here"),
     "replay": Command(
@@ -77,11 +83,13 @@ the same tokens loads them instead of computing them again."""
 _EPILOGUE = """\
 examples:
   kvstore demo                what it does for a time to first token
-                              (half a minute to a minute on two cores)
+                              (one to two minutes on two cores)
   kvstore bench dram          what this machine moves per second (10 to 30 s)
   kvstore bench match         what a lookup costs with a million entries (a minute)
   kvstore bench dram --json   the first of these, for a program to read
   kvstore replay --generate chat --policy all   what each policy would hit
+  kvstore serve               a store for all processes of this node, until Ctrl-C
+  kvstore status              what it holds; doctor says what is wrong with the machine
   kvstore config show         every setting, its value, and where that comes from
   kvstore COMMAND --help      the options of one command
 

@@ -5,70 +5,82 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from kvstore.cli.daemon import add_socket_argument, ask, clients_of, socket_of
+
 if TYPE_CHECKING:
     import argparse
+
+_CLIENTS_SHOWN = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--socket", metavar="PATH", help="the daemon's socket (default: found)")
+    add_socket_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask, and print."""
-    import kvstore
-
-    with kvstore.connect(arguments.socket) as store:
-        status = store.status()
-        path = store.path
+    path = socket_of(arguments)
+    status = ask(path, {"t": "status"})
+    status["clients"] = clients_of(status)
     if arguments.json:
         print(json.dumps({"socket": str(path), **status}, indent=2))
-        return 0
-    print("\n".join(_lines(str(path), status)))
+    else:
+        print("\n".join(_lines(str(path), status)))
     return 0
 
 
 def _lines(path: str, status: dict[str, Any]) -> list[str]:
-    from kvstore.cli.terminal import escaped
-    from kvstore.units import shown_bytes
+    from kvstore.cli.table import facts, shown_duration
 
     counters = status["counters"]
-    lines = [
-        f"daemon     process {status['pid']}, up {_shown_duration(status['uptime_seconds'])}, "
-        f"at {escaped(path)}",
+    draining = ", ends: grants nothing new" if status.get("is_draining") else ""
+    rows = [
+        (
+            "daemon",
+            f"kvstore {status.get('version', '?')}, process {status['pid']}, "
+            f"up {shown_duration(status['uptime_seconds'])}{draining}",
+        ),
+        ("socket", path),
+        *((name, _shown_tier(tier)) for name, tier in status["tiers"].items()),
     ]
-    for name, tier in status["tiers"].items():
-        usable = tier["usable_bytes"]
-        growing = "" if usable == tier["capacity_bytes"] else f" ({shown_bytes(usable)} so far)"
-        lines += [
-            f"{escaped(name):10} {shown_bytes(tier['capacity_bytes'])}{growing}: "
-            f"{shown_bytes(tier['ready_bytes'])} of blocks, {shown_bytes(tier['free_bytes'])} "
-            f"free, {shown_bytes(tier['reserved_bytes'])} being written, "
-            f"{shown_bytes(tier['held_bytes'] + tier['condemned_bytes'])} held",
-        ]
     looked_up, hit = counters["lookup_tokens"], sum(counters["hit_tokens"].values())
     share = f" ({hit / looked_up:.1%})" if looked_up else ""
-    lines += [
-        f"hits       {hit} of {looked_up} tokens{share}",
-        f"misses     {_shown_counts(counters['misses'])}",
-        f"stored     {sum(counters['stored_blocks'].values())} blocks; "
-        f"left: {_shown_counts(counters['dropped_blocks'])}",
-        f"clients    {len(status['clients'])}",
+    stored, left = sum(counters["stored_blocks"].values()), counters["dropped_blocks"]
+    rows += [
+        ("hits", f"{hit:,} of {looked_up:,} tokens looked up{share}"),
+        ("misses", f"{_shown_counts(counters['misses'])} (blocks, by why they were missing)"),
+        ("stored", f"{stored:,} blocks since the start, of which left: {_shown_counts(left)}"),
+        ("clients", _shown_clients(status["clients"])),
     ]
-    lines += [
-        f"           process {client['pid']}, {escaped(client['name'])}"
-        + ("" if client["writes"] else ", may only read")
-        for client in status["clients"]
+    return facts(rows)
+
+
+def _shown_tier(tier: dict[str, Any]) -> str:
+    from kvstore.units import shown_bytes
+
+    capacity, usable = tier["capacity_bytes"], tier["usable_bytes"]
+    growing = "" if usable == capacity else f" ({shown_bytes(usable)} of it there so far)"
+    return (
+        f"{shown_bytes(capacity)}{growing}, {shown_bytes(tier['huge_bytes'])} in huge pages: "
+        f"{shown_bytes(tier['ready_bytes'])} of blocks, "
+        f"{shown_bytes(tier['reserved_bytes'])} being written, "
+        f"{shown_bytes(tier['held_bytes'] + tier['condemned_bytes'])} held back, "
+        f"{shown_bytes(tier['free_bytes'])} free"
+    )
+
+
+def _shown_clients(clients: list[dict[str, Any]]) -> str:
+    shown = [
+        f"process {client['pid']}"
+        + (f" {client['name']!r}" if client["name"] != f"pid {client['pid']}" else "")
+        + ("" if client["writes"] else " (may only read)")
+        for client in clients[:_CLIENTS_SHOWN]
     ]
-    return lines
+    more = len(clients) - len(shown)
+    shown += [f"and {more} more: kvstore ls clients"] if more else []
+    return f"{len(clients)}: {', '.join(shown)}" if clients else "none"
 
 
 def _shown_counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "none"
-
-
-def _shown_duration(seconds: float) -> str:
-    for unit, factor in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * factor:
-            return f"{seconds / factor:.1f} {unit}"
-    return f"{seconds:.0f} s"
+    return ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items())) or "none"

@@ -11,6 +11,14 @@ from __future__ import annotations
 
 from kvstore.config.kinds import MemoryShare
 from kvstore.config.sources import load
-from kvstore.config.tree import CAPACITY_BYTES_MIN, Config, DramConfig, StoreConfig
+from kvstore.config.tree import CAPACITY_BYTES_MIN, Config, DaemonConfig, DramConfig, StoreConfig
 
-__all__ = ["CAPACITY_BYTES_MIN", "Config", "DramConfig", "MemoryShare", "StoreConfig", "load"]
+__all__ = [
+    "CAPACITY_BYTES_MIN",
+    "Config",
+    "DaemonConfig",
+    "DramConfig",
+    "MemoryShare",
+    "StoreConfig",
+    "load",
+]

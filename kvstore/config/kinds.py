@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from kvstore import units
+from kvstore import paths, units
 from kvstore.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 _SHOWN_CHARACTERS = 60
 _COUNT_DIGITS = 18  # Python refuses to read numbers of thousands
+
+#: In place of a value that the program finds.
+AUTO = "auto"
 
 T = TypeVar("T")
 
@@ -162,6 +165,24 @@ def choice(meanings: Mapping[str, str]) -> Kind[str]:
         literal=quoted,
         nearest=lambda text: get_close_matches(text.lower(), meanings, n=1),
         meanings=meanings,
+    )
+
+
+def socket_path() -> Kind[str]:
+    """Where a Unix socket lies; `AUTO` leaves it to the program."""
+
+    def read(value: object) -> str:
+        text = str(_number(value))  # a text, and nothing else
+        return text if text == AUTO else str(paths.parse_socket(text))
+
+    most = f"an absolute path of at most {paths.SOCKET_PATH_BYTES_MAX} bytes"
+    return Kind(
+        unit="path",
+        range=f'"{AUTO}", or {most}',
+        allowed=f'"{AUTO}", or {most}, as in "{paths.SYSTEM_DIRECTORY / paths.SOCKET_NAME}"',
+        read=read,
+        shown=printable,
+        literal=quoted,
     )
 
 

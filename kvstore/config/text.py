@@ -46,7 +46,7 @@ class Shown(NamedTuple):
     computed_from: str | None
 
 
-def shown_settings(resolved: Resolved[Any], computed: Mapping[str, Computed]) -> list[Shown]:
+def shown_settings(resolved: Resolved[Any], computed: Mapping[str, Computed[Any]]) -> list[Shown]:
     """Every setting with its value and where it comes from.
 
     `computed` has the values that depend on the machine, by the names of their settings.

@@ -7,11 +7,12 @@ A table of the file is a `Table`, and its fields are the settings. Everything th
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from kvstore.config.kinds import (
+    AUTO,
     MemoryShare,
     choice,
     count,
@@ -19,10 +20,12 @@ from kvstore.config.kinds import (
     memory_size,
     seconds,
     shown_given,
+    socket_path,
 )
 from kvstore.config.table import Contradiction, Spec, Table
 from kvstore.errors import ConfigError
 from kvstore.memory_limits import ROOT, available_memory_bytes, memory_limit
+from kvstore.paths import default_socket
 from kvstore.policy import POLICIES
 from kvstore.settings import CoreSettings
 from kvstore.units import shown_bytes, shown_fraction
@@ -123,10 +126,36 @@ class StoreConfig(Table, frozen=True, kw_only=True):
             )
 
 
-class Computed(NamedTuple):
+class DaemonConfig(Table, frozen=True, kw_only=True):
+    """The daemon of a node: `kvstore serve`, and the clients that look for it."""
+
+    NAME = "daemon"
+
+    socket: Annotated[
+        str,
+        Spec(
+            socket_path(),
+            'Where clients connect; "auto" is kvstore.sock in /run/kvstore for root, and in the '
+            "runtime directory of any other user.",
+        ),
+    ] = AUTO
+    grace_seconds: Annotated[
+        float,
+        Spec(
+            seconds(0.0, 3_600.0),
+            "After SIGTERM, how long leases and reservations that run may take to end; new ones "
+            "are refused meanwhile.",
+        ),
+    ] = 10.0
+
+
+Value = TypeVar("Value")
+
+
+class Computed(NamedTuple, Generic[Value]):
     """A value on this machine, and what it was computed from; None if it stood as it is."""
 
-    value: int
+    value: Value
     origin: str | None
 
 
@@ -135,6 +164,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     dram: DramConfig = DramConfig()
     store: StoreConfig = StoreConfig()
+    daemon: DaemonConfig = DaemonConfig()
 
     def __post_init__(self) -> None:
         for field in msgspec.structs.fields(type(self)):
@@ -159,7 +189,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             )
         return capacity.value
 
-    def wanted_dram_capacity(self, root: Path = ROOT) -> Computed:
+    def daemon_socket(self) -> Computed[str]:
+        """The path of the daemon's socket on this machine."""
+        if self.daemon.socket != AUTO:
+            return Computed(self.daemon.socket, None)
+        return Computed(str(default_socket()), "the runtime directory")
+
+    def wanted_dram_capacity(self, root: Path = ROOT) -> Computed[int]:
         """The DRAM tier's size, whether this machine can hold it or not."""
         asked = self.dram.capacity_bytes
         if isinstance(asked, int):

@@ -15,7 +15,8 @@ pytest.importorskip("transformers")
 from kvstore.cli.demo import report, runs
 from kvstore.cli.main import main
 
-SMALL = ["--prompt-tokens", "200", "--layers", "2", "--hidden", "64", "--new-tokens", "8"]
+SIZES = ["--prompt-tokens", "200", "--layers", "2", "--hidden", "64", "--new-tokens", "8"]
+SMALL = [*SIZES, "--embedded"]
 
 
 @pytest.fixture
@@ -69,6 +70,26 @@ def test_table(capsys, plain_terminal):
     row = next(line for line in output.splitlines() if line.startswith("turn 1, store, empty"))
     assert not re.search(r"slower|\dx", row)
     assert "after the first token" in " ".join(output.split())
+
+
+def test_two_engine_processes_share_what_a_daemon_holds(capsys, plain_terminal):
+    assert main(["demo", "--json", *SIZES]) == 0
+    processes = json.loads(capsys.readouterr().out)["processes"]
+    first, second = processes["runs"]
+    assert (first["loaded_tokens"], second["loaded_tokens"]) == (0, 192)
+    assert first["tokens"] == second["tokens"]
+    assert len(second["tokens"]) == 8
+    assert first["pid"] != second["pid"]
+    assert processes["findings"] == []
+
+
+def test_processes_that_gain_nothing_fail(capsys, monkeypatch, plain_terminal):
+    from kvstore.cli.demo import processes
+
+    found = {"runs": [], "findings": ["the second process found nothing of the first"]}
+    monkeypatch.setattr(processes, "measure_processes", lambda *_: found)
+    assert main(["demo", *SIZES]) == 1
+    assert "FAILED: the second process found nothing" in capsys.readouterr().out
 
 
 def entry(speedup: float, cold: float, prompt: int, required: float | None) -> dict[str, object]:

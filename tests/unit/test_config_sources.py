@@ -32,7 +32,7 @@ class TestUnknownNames:
             ),
             ("[dram]\nx = 1\n", "a.toml:2: dram.x is no setting; [dram] has capacity_bytes"),
             ("\n[drum]\nx = 1\n", "a.toml:2: there is no table [drum]; did you mean [dram]?"),
-            ("[ssd]\n", "a.toml:1: there is no table [ssd]; there are [dram], [store]"),
+            ("[ssd]\n", "a.toml:1: there is no table [ssd]; there are [dram], [store], [daemon]"),
             (
                 '[store]\ncapacity-bytes = "8GiB"\n',
                 "a.toml:2: store.capacity-bytes is no setting; did you mean dram.capacity_bytes?",
@@ -41,7 +41,7 @@ class TestUnknownNames:
                 'policy = "lru"\n',
                 "a.toml:1: policy stands in no table; did you mean policy under [store]?",
             ),
-            ("x = 1\n", "a.toml:1: x stands in no table; there are [dram], [store]"),
+            ("x = 1\n", "a.toml:1: x stands in no table; there are [dram], [store], [daemon]"),
             ('["st\\nore"]\n', 'a.toml: there is no table ["st\\nore"]; did you mean [store]?'),
         ],
     )

@@ -16,6 +16,7 @@ from kvstore import errors
 TEXT = (Path(__file__).resolve().parents[2] / "docs/sdk.md").read_text(encoding="utf-8")
 CLASSES: dict[str, type] = {
     "store": kvstore.EmbeddedStore,
+    "node": kvstore.NodeStore,
     "session": kvstore.Session,
     "lease": kvstore.Lease,
     "reservation": kvstore.Reservation,
@@ -75,7 +76,7 @@ def test_a_signature_is_that_of_the_code(owner: str, name: str, given: str):
     assert given == plain_signature(function, is_method=is_method)
 
 
-@pytest.mark.parametrize("owner", ["store", "session", "lease", "reservation"])
+@pytest.mark.parametrize("owner", ["store", "node", "session", "lease", "reservation"])
 def test_every_public_name_is_there(owner: str):
     named = set(re.findall(rf"^\| `{owner}\.(\w+)", TEXT, re.MULTILINE))
     public = {name for name in vars(CLASSES[owner]) if not name.startswith("_")}

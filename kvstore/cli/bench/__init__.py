@@ -6,7 +6,7 @@ import argparse
 from typing import Protocol
 
 from kvstore.cli import terminal
-from kvstore.cli.bench import dram, match
+from kvstore.cli.bench import control, dram, match, shm
 
 
 class Benchmark(Protocol):
@@ -24,7 +24,7 @@ class Benchmark(Protocol):
         ...
 
 
-BENCHMARKS: dict[str, Benchmark] = {"dram": dram, "match": match}
+BENCHMARKS: dict[str, Benchmark] = {"dram": dram, "match": match, "shm": shm, "control": control}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

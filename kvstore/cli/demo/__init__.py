@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvstore.cli import terminal
 from kvstore.cli.arguments import whole_number
@@ -13,6 +13,10 @@ from kvstore.cli.arguments import whole_number
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
+
+    from kvstore.cli.demo.display import Display
+    from kvstore.cli.demo.parameters import Parameters
+    from kvstore.cli.demo.runs import Measurement
 
 #: More than any machine has cores; torch takes any number, and fails to start so many.
 THREADS_MAX = 1_024
@@ -35,8 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="N",
             help=f"{meaning} (default: {shown})",
         )
+    parser.add_argument(
+        "--embedded",
+        action="store_true",
+        help="only the first part, with the store inside the engine's process",
+    )
     parser.epilog = terminal.fill(
-        "At the default sizes it takes half a minute to a minute on two cores. It fails (exit 1) "
+        "Then two engine processes do the same over a daemon, the second one warm from the first. "
+        "At the default sizes it takes one to two minutes on two cores. It fails (exit 1) "
         "if a token differs, or if a warm first token is not 10 times sooner although the prompt "
         "has 2,048 tokens or more and takes 1 s or more without the store."
     )
@@ -78,13 +88,28 @@ def run(arguments: argparse.Namespace) -> int:
             raise
         raise allocation_refused(parameters) from error
     document = document_of(parameters, measurement)
+    if not arguments.json:
+        display.conclude(document)
+    if not arguments.embedded:
+        document["processes"] = _run_processes(parameters, measurement, display)
+    findings = [*document["findings"], *document.get("processes", {}).get("findings", [])]
     if arguments.json:
         print(json.dumps(document, indent=2))
-    else:
-        display.conclude(document)
-    for line in [*document["findings"], *document["notes"]] if arguments.json else []:
+    for line in [*findings, *document["notes"]] if arguments.json else []:
         print(f"kvstore: {line}", file=sys.stderr)
-    return 1 if document["findings"] else 0
+    return 1 if findings else 0
+
+
+def _run_processes(
+    parameters: Parameters, measurement: Measurement, display: Display
+) -> dict[str, Any]:
+    """The second part: engines in processes of their own, over a daemon."""
+    from kvstore.cli.demo.processes import measure_processes
+
+    display.announce_processes()
+    processes = measure_processes(parameters, measurement.runs[0].tokens)
+    display.conclude_processes(processes)
+    return processes
 
 
 def _is_allocation(error: Exception) -> bool:

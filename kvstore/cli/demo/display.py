@@ -48,7 +48,7 @@ class Display:
             "random weights made here: nothing is downloaded. "
             f"It answers a prompt of {parameters.prompt_tokens:,} tokens and then a "
             "second turn, without the store and with it (in host memory), and every token is "
-            "compared. At the default sizes: half a minute to a minute on two cores."
+            "compared. At the default sizes: one to two minutes on two cores."
         )
         self._print(terminal.fill(text) + "\n", flush=True)
 
@@ -93,6 +93,32 @@ class Display:
         self._print(self._sgr("1;31" if findings else "1;32", terminal.fill(verdict)))
         for note in notes:
             self._print(terminal.fill(f"Note: {note}."))
+
+    def conclude_processes(self, processes: dict[str, Any]) -> None:
+        """A line for each engine process, and whether the second one gained by the first."""
+        for number, run in enumerate(processes["runs"], 1):
+            self._print(
+                f"  process {number} ({run['pid']})  first token "
+                f"{_duration(run['ttft_seconds']):>9}, {run['loaded_tokens']:,} of "
+                f"{run['prompt_tokens']:,} tokens loaded"
+            )
+        findings, gain = processes["findings"], processes.get("speedup", 0.0)
+        if findings:
+            verdict = f"FAILED: {'; '.join(findings)}"
+        elif gain > 1:
+            verdict = f"Same tokens. First token of the second engine {gain:.1f} times sooner."
+        else:
+            verdict = "Same tokens. No sooner: the model is too small to gain from it."
+        self._print()
+        self._print(self._sgr("1;31" if findings else "1;32", terminal.fill(verdict)))
+
+    def announce_processes(self) -> None:
+        """Say what the second part is."""
+        text = (
+            "The same over a daemon (kvstore serve): two engine processes, one after the other, "
+            "each with a model of its own. What the first one stored outlives it."
+        )
+        self._print(f"\n{terminal.fill(text)}\n", flush=True)
 
     def _bars(self, rows: list[dict[str, Any]]) -> None:
         longest = max(entry["ttft_seconds"] for entry in rows)

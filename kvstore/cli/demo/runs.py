@@ -76,9 +76,8 @@ def measure(parameters: Parameters, progress: Callable[[str, Run | None], None])
 
     `progress` hears of each run before it starts, with None, and after it.
     """
-    model = _make_model(parameters)
-    generator = torch.Generator().manual_seed(SEED)
-    text = torch.randint(VOCABULARY, (1, parameters.second_prompt_tokens), generator=generator)
+    model = make_model(parameters)
+    text = make_text(parameters)
     # So that the first run does not pay for what is only done once.
     model.generate(text[:, :32], do_sample=False, max_new_tokens=2)
 
@@ -86,7 +85,7 @@ def measure(parameters: Parameters, progress: Callable[[str, Run | None], None])
         started = perf_counter()
         cache = PrefixCache(model, store, block_tokens=BLOCK_TOKENS)
         construct_seconds = perf_counter() - started
-        session = _Session(model, cache, parameters.new_tokens, progress)
+        session = UserSide(model, cache, parameters.new_tokens, progress)
 
         first = text[:, : parameters.prompt_tokens]
         for _ in range(COLD_RUNS):
@@ -128,7 +127,14 @@ def _empty(
         session.delete(cache.namespace.keys([*first[0].tolist(), *answer]))
 
 
-def _make_model(parameters: Parameters) -> Any:  # noqa: ANN401 - transformers' type says less
+def make_text(parameters: Parameters) -> torch.Tensor:
+    """The token ids of both prompts, the same in each process."""
+    generator = torch.Generator().manual_seed(SEED)
+    return torch.randint(VOCABULARY, (1, parameters.second_prompt_tokens), generator=generator)
+
+
+def make_model(parameters: Parameters) -> Any:  # noqa: ANN401 - transformers' type says less
+    """The model, with the same random weights in each process."""
     torch.manual_seed(SEED)
     config = LlamaConfig(
         hidden_size=parameters.hidden,
@@ -146,7 +152,7 @@ def _make_model(parameters: Parameters) -> Any:  # noqa: ANN401 - transformers' 
     return model.eval()
 
 
-class _Session:
+class UserSide:
     """The user's side: the same call each time, now to the model, now to the cache before it."""
 
     def __init__(
