@@ -8,12 +8,7 @@ The caller serialises all calls.
     complete(...)   ──>  a transfer's bytes were read; may free what it held
     tick(now)       ──>  deadlines: leases and reservations end, waiting requests are answered
 
-Life of a slot (`SlotState`; every arrow is a method of this module):
-
-    free ─ reserve ─> reserved ─ commit ─> ready ─ evicted, or deleted unused ─> free
-                        │  │                 └─ deleted in use ─> condemned ─ last user ─> free
-                        │  └─ abort ─> free
-                        └─ deadline ─> held ─ the writer is done ─> free
+docs/lease.md has the life of a slot.
 """
 
 from __future__ import annotations

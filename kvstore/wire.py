@@ -137,6 +137,14 @@ def _decoded(
         raise WireError(f"the body of a frame is no map of ours: {error}") from error
 
 
+def version_of(fields: dict[str, Any]) -> tuple[int, int]:
+    """The version that a hello names. Raises WireError where it names none."""
+    match fields.get("v"):
+        case [int() as major, int() as minor]:
+            return major, minor
+    raise WireError("a hello names its version")
+
+
 def serves(own: tuple[int, int], other: tuple[int, int]) -> bool:
     """May these two versions talk to each other?"""
     return own[0] == other[0] and abs(own[1] - other[1]) <= 1

@@ -33,9 +33,9 @@ from kvstore.server.connections import Connections
 from kvstore.server.drain import refusal
 from kvstore.server.inquiries import listed, stat
 from kvstore.server.sessions import Sessions, identify
-from kvstore.server.status import status_fields, verified_fields
+from kvstore.server.status import status_fields, verified_fields, welcome_fields
 from kvstore.types import SINGLE_DOMAIN
-from kvstore.wire import WIRE_VERSION, frame, serves, unpack_numbers
+from kvstore.wire import WIRE_VERSION, frame, serves, unpack_numbers, version_of
 from kvstore.wire_answers import answer_fields
 from kvstore.wire_requests import request_of
 
@@ -273,12 +273,7 @@ class Control:
             self._ask(connection, fields)
 
     def _greet(self, connection: Connection, fields: dict[str, Any]) -> None:
-        match fields.get("v"):
-            case [int() as major, int() as minor]:
-                version = major, minor
-            case _:
-                raise WireError("a hello names its version")
-        if not serves(WIRE_VERSION, version):
+        if not serves(WIRE_VERSION, version_of(fields)):
             connection.send(frame({"t": "incompatible", "v": list(WIRE_VERSION)}), ())
             connection.flush()
             raise WireError("another version")
@@ -306,16 +301,7 @@ class Control:
         connection.is_known()
         pool = self._pool
         pool_fd = pool.fd if session.can_write else pool.read_only_fd
-        welcome = {
-            "t": "welcome",
-            "v": list(WIRE_VERSION),
-            "incarnation": self._incarnation,
-            "session": session.holder,
-            "secret": session.secret,
-            "writes": session.can_write,
-            "pool_bytes": pool.capacity_bytes,
-            "words_bytes": pool.words_bytes,
-        }
+        welcome = welcome_fields(session, pool, self._incarnation)
         connection.send(frame(welcome), (pool_fd, pool.read_only_words_fd))
 
     def _ask(self, connection: Connection, fields: dict[str, Any]) -> None:

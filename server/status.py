@@ -1,4 +1,4 @@
-"""What a person asks a daemon: how it is, and whether all adds up."""
+"""What a daemon says of itself: to a client that comes, and to a person who asks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,22 @@ from kvstore.wire import WIRE_VERSION
 
 if TYPE_CHECKING:
     from kvstore.server.pool import SharedPool
-    from kvstore.server.sessions import Sessions
+    from kvstore.server.sessions import Session, Sessions
     from kvstore.store import Core
+
+
+def welcome_fields(session: Session, pool: SharedPool, incarnation: bytes) -> dict[str, Any]:
+    """The answer to a hello."""
+    return {
+        "t": "welcome",
+        "v": list(WIRE_VERSION),
+        "incarnation": incarnation,
+        "session": session.holder,
+        "secret": session.secret,
+        "writes": session.can_write,
+        "pool_bytes": pool.capacity_bytes,
+        "words_bytes": pool.words_bytes,
+    }
 
 
 def status_fields(

@@ -220,18 +220,7 @@ class Pieces(NamedTuple):
     batch: list[Piece]
     blocks: list[int]
 
-    def check_start(start: int, keys: Sequence[BlockKey]) -> None:
-    """Raise InvalidRequest unless `start` is a position in `keys`, or behind the last."""
-    if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= len(keys):
-        raise InvalidRequest(f"start is {start!r}: allowed are 0 to {len(keys)}, the keys given")
-
-
-def tokens_of(keys: Sequence[BlockKey]) -> int:
-    """Tokens of consecutive blocks, of which only the last one can be partial."""
-    return (len(keys) - 1) * keys[0].token_count + keys[-1].token_count if keys else 0
-
-
-def by_block(self, outcomes: Sequence[Outcome], blocks: int) -> list[Outcome]:
+    def by_block(self, outcomes: Sequence[Outcome], blocks: int) -> list[Outcome]:
         """One outcome a block from one a piece: `ok`, or the first that was not."""
         found = [Outcome.OK] * blocks
         for block, outcome in zip(self.blocks, outcomes, strict=True):
@@ -251,6 +240,17 @@ def pieces_of(
         if place is not None and memory is not None
     ]
     return Pieces([piece for piece, _ in pieces], [block for _, block in pieces])
+
+
+def check_start(start: int, keys: Sequence[BlockKey]) -> None:
+    """Raise InvalidRequest unless `start` is a position in `keys`, or behind the last."""
+    if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= len(keys):
+        raise InvalidRequest(f"start is {start!r}: allowed are 0 to {len(keys)}, the keys given")
+
+
+def tokens_of(keys: Sequence[BlockKey]) -> int:
+    """Tokens of consecutive blocks, of which only the last one can be partial."""
+    return (len(keys) - 1) * keys[0].token_count + keys[-1].token_count if keys else 0
 
 
 def by_block(of_parts: list[Any], width: int) -> list[Any]:
