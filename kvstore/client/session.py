@@ -11,7 +11,7 @@ from kvstore import codec
 from kvstore.client.durations import lasting_seconds
 from kvstore.client.durations import wait_seconds as checked_wait_seconds
 from kvstore.client.lease import Lease
-from kvstore.client.parts import BlockParts, pieces_of
+from kvstore.client.parts import BlockParts, check_start, pieces_of, tokens_of
 from kvstore.client.reservation import Reservation
 from kvstore.errors import (
     InvalidBuffer,
@@ -102,7 +102,7 @@ class Session:
         wait = checked_wait_seconds(wait_seconds)
         request = MatchRequest(self._domain, found.keys, wait, found.first_needed, found.more)
         answer = cast("MatchAnswer", self._link.call(request))
-        tokens = _tokens(keys[: answer.blocks])
+        tokens = tokens_of(keys[: answer.blocks])
         return Found(answer.blocks, tokens, answer.by_tier, answer.reason)
 
     def lease(
@@ -120,7 +120,7 @@ class Session:
         request = LeaseRequest(
             self._domain,
             found.keys,
-            _tokens(keys),
+            tokens_of(keys),
             lasting_seconds("ttl_seconds", ttl_seconds),
             checked_wait_seconds(wait_seconds),
             found.first_needed,
@@ -180,7 +180,7 @@ class Session:
         wanted: Sequence[Sequence[bool]] | None,
     ) -> Reservation:
         self._check_keys(keys)
-        _check_start(start, keys)
+        check_start(start, keys)
         if wanted is not None:
             self._parts.check_wanted(wanted, len(keys) - start)
         width = self._parts.width
@@ -273,7 +273,7 @@ class Session:
         memories = self._parts.memories(keys, buffers, is_writable=True, name="buffers")
         wait = checked_wait_seconds(wait_seconds)
         request = ReadRequest(
-            self._domain, found.keys, _tokens(keys), wait, found.first_needed, found.more
+            self._domain, found.keys, tokens_of(keys), wait, found.first_needed, found.more
         )
         link = self._link.attached()
         answer = cast("ReadAnswer", link.call(request))
@@ -393,18 +393,8 @@ class Session:
         self, keys: Sequence[BlockKey], blocks: Sequence[object], start: int
     ) -> list[Bytes | None]:
         self._check_keys(keys)
-        _check_start(start, keys)
+        check_start(start, keys)
         self._parts.all_keys(keys)  # that they are keys, before anything is asked of them
         if len(blocks) != len(keys) - start:
             raise InvalidBuffer(f"{len(blocks)} blocks for keys {start} to {len(keys)}")
         return self._parts.memories(keys[start:], blocks, is_writable=False, name="blocks")
-
-
-def _check_start(start: int, keys: Sequence[BlockKey]) -> None:
-    if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= len(keys):
-        raise InvalidRequest(f"start is {start!r}: allowed are 0 to {len(keys)}, the keys given")
-
-
-def _tokens(keys: Sequence[BlockKey]) -> int:
-    """Tokens of consecutive blocks, of which only the last one can be partial."""
-    return (len(keys) - 1) * keys[0].token_count + keys[-1].token_count if keys else 0
