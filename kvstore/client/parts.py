@@ -279,3 +279,14 @@ def _checked(buffer: object, length_bytes: int, position: str, *, is_writable: b
     if len(memory) != length_bytes:
         raise InvalidBuffer(f"{position} has {len(memory)} bytes, its block {length_bytes}")
     return memory
+
+
+def check_start(start: int, keys: Sequence[BlockKey]) -> None:
+    """Raise InvalidRequest unless `start` is a position of these keys, or behind the last."""
+    if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= len(keys):
+        raise InvalidRequest(f"start is {start!r}: allowed are 0 to {len(keys)}, the keys given")
+
+
+def tokens_of(keys: Sequence[BlockKey]) -> int:
+    """Tokens of consecutive blocks, of which only the last one can be partial."""
+    return (len(keys) - 1) * keys[0].token_count + keys[-1].token_count if keys else 0

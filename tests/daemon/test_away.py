@@ -259,7 +259,7 @@ def test_clients_that_work_while_the_daemon_is_killed_again_and_again(directory)
         threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 4)]
         for thread in threads:
             thread.start()
-        for _ in range(5):
+        for _ in range(3):
             pause(0.3)
             daemon.kill()
             daemon.start()
@@ -287,7 +287,7 @@ def test_memory_of_daemons_that_are_gone_is_given_back(directory, namespace):
         session = store.session(namespace)
         filled(session, 1, 400)
         before = shared_bytes()
-        for _ in range(4):
+        for _ in range(3):
             daemon.kill()
             daemon.start()
             until(lambda: session.match(namespace.keys([1])).reason is not UNAVAILABLE)

@@ -22,7 +22,7 @@ from kvstore.wire_requests import request_fields, request_of
 from tests.wire_samples import ANSWERS, DOMAIN, HELLOS, HOLDER, NOW, REQUESTS, WELCOME
 
 GOLDEN = Path(__file__).with_name("golden_frames.json")
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "wire.md"
+TABLES = Path(__file__).resolve().parents[2] / "docs" / "wire.md"
 
 
 def frames() -> dict[str, bytes]:
@@ -231,9 +231,9 @@ def test_versions_one_minor_apart_talk_to_each_other():
     assert not wire.serves((1, 0), (2, 0))
 
 
-def test_the_page_names_every_field_of_every_frame():
+def test_the_tables_name_every_field_of_every_frame():
     rows: dict[str, set[str]] = {}
-    for line in PAGE.read_text().splitlines():
+    for line in TABLES.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if line.startswith("| `") and len(cells) >= 3:
             name, field = cells[0].strip("`"), cells[1].strip("`")
