@@ -146,7 +146,11 @@ class Residency:
         return slots.usable_bytes - slots.free_bytes + self._beyond_share(slots.granted_slots)
 
     def usage(self) -> dict[str, int]:
-        """The tier's bytes: capacity, free, largest free, slots by state, and the index."""
+        """The tier's bytes: capacity, free, largest free, slots by state, and the index.
+
+        What the index takes beyond a sixteenth of the capacity cannot be used for blocks, though
+        it is free.
+        """
         slots = self.slots
         return {
             "capacity_bytes": slots.capacity_bytes,

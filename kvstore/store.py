@@ -217,11 +217,7 @@ class Core:
         return self._blocks.slots
 
     def usage(self) -> dict[str, int]:
-        """The tier's bytes: capacity, free, largest free, slots by state, and the index.
-
-        What the index takes beyond a sixteenth of the capacity cannot be used for blocks, though
-        it is free.
-        """
+        """The tier's bytes: capacity, free, largest free, slots by state, and the index."""
         return self._blocks.usage()
 
     def has_holder(self, holder: int) -> bool:

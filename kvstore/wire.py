@@ -95,6 +95,10 @@ class _RequestFields(TypedDict, total=False):
     g: bytes
     groups: _Groups
     kind: str
+    what: Annotated[str, _SOME]
+    limit: int
+    prefix: bytes
+    newest: bool
 
 
 _encode = msgspec.msgpack.Encoder().encode

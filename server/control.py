@@ -109,19 +109,12 @@ class Control:
 
     def stop(self) -> None:
         """Let `run` return after the events at hand."""
-
-        def stop() -> None:
-            self._is_stopping = True
-
-        self.call_soon(stop)
+        self.call_soon(lambda: setattr(self, "_is_stopping", True))
 
     def drain(self, grace_seconds: float) -> None:
         """Grant nothing new, and let `run` return once what is granted has ended, or so late."""
-
-        def drain() -> None:
-            self._drained_at = self._clock.now() + grace_seconds
-
-        self.call_soon(drain)
+        drained_at = self._clock.now() + grace_seconds
+        self.call_soon(lambda: setattr(self, "_drained_at", drained_at))
 
     # -- the loop ------------------------------------------------------------------------------
 
