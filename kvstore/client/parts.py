@@ -242,17 +242,6 @@ def pieces_of(
     return Pieces([piece for piece, _ in pieces], [block for _, block in pieces])
 
 
-def check_start(start: int, keys: Sequence[BlockKey]) -> None:
-    """Raise InvalidRequest unless `start` is a position in `keys`, or behind the last."""
-    if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= len(keys):
-        raise InvalidRequest(f"start is {start!r}: allowed are 0 to {len(keys)}, the keys given")
-
-
-def tokens_of(keys: Sequence[BlockKey]) -> int:
-    """Tokens of consecutive blocks, of which only the last one can be partial."""
-    return (len(keys) - 1) * keys[0].token_count + keys[-1].token_count if keys else 0
-
-
 def by_block(of_parts: list[Any], width: int) -> list[Any]:
     """One element a block: bare where blocks have one part, else a tuple of one a part."""
     if width == 1:
