@@ -120,22 +120,22 @@ def test_checksums_are_known_soon_after_the_commit_and_tell_of_other_contents(
     store, session, namespace
 ):
     """A worker of the daemon makes them; a put that comes before it is not compared."""
-    keys = namespace.keys(range(2))
-    session.put(keys, payloads(keys, writer=1))
+    stored = namespace.keys(range(2))
+    session.put(stored, payloads(stored, writer=1))
 
     def known():
-        with session.reserve(keys) as reservation:
+        with session.reserve(stored) as reservation:
             assert reservation.outcomes == ["present", "present"]
             return None not in reservation.checksums
 
     until(known, seconds=2.0)
-    assert session.put(keys, payloads(keys, writer=1)) == ["present", "present"]
+    assert session.put(stored, payloads(stored, writer=1)) == ["present", "present"]
     assert store.stats()["counters"]["differing_puts"] == 0
-    assert session.put(keys, payloads(keys, writer=2)) == ["present", "present"]
+    assert session.put(stored, payloads(stored, writer=2)) == ["present", "present"]
     assert store.stats()["counters"]["differing_puts"] == 2
     buffers = empty_buffers(2)
-    assert session.get_into(keys, buffers) == ["ok", "ok"]
-    assert writers(buffers, keys) == [1, 1]
+    assert session.get_into(stored, buffers) == ["ok", "ok"]
+    assert writers(buffers, stored) == [1, 1]
 
 
 def test_nothing_is_left_out_that_is_not_there():
