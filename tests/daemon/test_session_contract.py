@@ -18,12 +18,16 @@ from kvstore.audit import Audit
 from kvstore.client.store import NodeStore
 from kvstore.config import load
 from kvstore.server.daemon import Daemon
+from tests.daemon_process import until
+from tests.payload import empty_buffers, payloads, writers
 from tests.unit import test_session, test_session_holds, test_session_refusals, test_views
 from tests.unit.test_views import keys, lease  # noqa: F401
 
 #: Why a test is not for a daemon.
 LEFT_OUT = {
     "test_targets": "looks into the core",
+    "test_views_are_there_where_granted": "expects the checksum at once; see below",
+    "test_the_first_contents_stay_and_others_are_counted": "the same",
     "test_what_was_found_and_evicted_since_is_an_explicit_miss": "fills a mebibyte",
     "test_five_times_its_size_stays_in_the_store": "fills a mebibyte",
     "test_readers_may_hold_half_of_the_store": "fills a mebibyte",
@@ -110,6 +114,28 @@ def _take_over() -> None:
 
 
 _take_over()
+
+
+def test_checksums_are_known_soon_after_the_commit_and_tell_of_other_contents(
+    store, session, namespace
+):
+    """A worker of the daemon makes them; a put that comes before it is not compared."""
+    stored = namespace.keys(range(2))
+    session.put(stored, payloads(stored, writer=1))
+
+    def known():
+        with session.reserve(stored) as reservation:
+            assert reservation.outcomes == ["present", "present"]
+            return None not in reservation.checksums
+
+    until(known, seconds=2.0)
+    assert session.put(stored, payloads(stored, writer=1)) == ["present", "present"]
+    assert store.stats()["counters"]["differing_puts"] == 0
+    assert session.put(stored, payloads(stored, writer=2)) == ["present", "present"]
+    assert store.stats()["counters"]["differing_puts"] == 2
+    buffers = empty_buffers(2)
+    assert session.get_into(stored, buffers) == ["ok", "ok"]
+    assert writers(buffers, stored) == [1, 1]
 
 
 def test_nothing_is_left_out_that_is_not_there():

@@ -99,6 +99,9 @@ class Client:
     def call_later(self, request: Request, _memory: object) -> None:
         self.call(request)
 
+    def check_process(self) -> None:
+        """Nothing forks here."""
+
     def first_stale(self, places: Sequence[Place], moves: int) -> int:
         return self.runner.first_stale(places, moves)
 

@@ -99,6 +99,9 @@ class SimulationRunner:
             self.schedule.seen["left in mid-fill"] += 1
             self.ask(client, AbortRequest(reservation_id))
 
+    def check_process(self) -> None:
+        """Nothing forks here."""
+
     def first_stale(self, places: Sequence[Place], moves: int) -> int:
         """The first place whose slot is another's now; their number if none is."""
         if self.core.slots.moves == moves:
