@@ -262,7 +262,8 @@ class Leases:
             entry.leases -= 1
             if not entry.leases:
                 self.leased_bytes -= entry.size_bytes
-        self._blocks.drop_users(lease.entries)
+        # From last to first, as their stamps ascend: the policy's queue is made for that.
+        self._blocks.drop_users(reversed(lease.entries))
 
     def _deadline_of(self, lease_id: int) -> float | None:
         lease = self._leases.get(lease_id)

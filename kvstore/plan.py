@@ -58,12 +58,19 @@ def choose_victims(
     """
     best: _Run | None = None
     tried: list[Entry] = []
+    fences: list[tuple[int, int, int]] = []  # what a rung cannot grow out of: start, end, rung
     while len(tried) < (SEEDS_MAX if best is None else SEEDS):
         seed = policy.pop_victim()
         if seed is None:
             break
         tried.append(seed)
-        run = _Extent(slots, policy, seed, entry_at).run(size_bytes)
+        offset, rung = seed.slot.offset_bytes, policy.rank(seed)[0]
+        if any(start <= offset < end and rung == fenced for start, end, fenced in fences):
+            continue
+        extent = _Extent(slots, policy, seed, entry_at)
+        run = extent.run(size_bytes)
+        if run is None:
+            fences.append((*extent.bounds, rung))
         if run is not None and (best is None or run.cost < best.cost):
             best = run
         if run is not None and len(run.entries) == 1:
@@ -94,6 +101,11 @@ class _Extent:
         self._seed = seed
         self._rung = policy.rank(seed)[0]
         self._begin()
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Where it begins and ends."""
+        return self._start, self._end
 
     def run(self, size_bytes: int) -> _Run | None:
         """Who leaves for `size_bytes` around the seed; None if it is fenced in."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from heapq import heappop, heappush, nsmallest
+from heapq import heapify, heappop, heappush, nsmallest
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class StampQueue:
         self._ends: list[float] = []
         # Every run that is not empty, once: (its first stamp, a number that breaks ties, the run).
         self._firsts: list[tuple[float, int, _Run]] = []
+        self._unswept: list[_Run] = []  # whose turn in this round of sweeps is still to come
 
     def __len__(self) -> int:
         """How many numbers are queued."""
@@ -91,13 +92,19 @@ class StampQueue:
         return stamp, number
 
     def sweep(self, is_wanted: Callable[[float, int], bool]) -> None:
-        """Take out what is not wanted, of one run: the one that comes up first.
+        """Take out what is not wanted, of one run: of each in turn.
 
         A bounded piece of work. Call it again and again while there is much of no use.
         """
-        if not self._firsts:
+        if not self._unswept:
+            self._unswept = [run for _, _, run in self._firsts]
+        if not self._unswept:
             return
-        _, _, run = heappop(self._firsts)
+        run = self._unswept.pop()
+        if not run:
+            return  # all of it was taken meanwhile, or went into another one
+        self._firsts = [item for item in self._firsts if item[2] is not run]
+        heapify(self._firsts)
         if len(run.stamps) < RUN_ITEMS_MAX:
             self._stop_growing(run)
         kept = [
@@ -138,6 +145,8 @@ class StampQueue:
             for run in shortest
             for item in zip(run.stamps[run.first :], run.numbers[run.first :], strict=True)
         )
+        for run in shortest:
+            run.first = len(run.stamps)
         pairs = [
             (run, end)
             for run, end in zip(self._growing, self._ends, strict=True)

@@ -25,14 +25,13 @@ from kvstore.messages import (
     LeaseAnswer,
     ReleaseRequest,
     ReserveAnswer,
-    ReserveRequest,
     Step,
 )
 from kvstore.server.connection import Connection
 from kvstore.server.connections import Connections
 from kvstore.server.drain import refusal
 from kvstore.server.inquiries import listed, stat
-from kvstore.server.sessions import Sessions, identify
+from kvstore.server.sessions import OF_WRITERS, Sessions, identify
 from kvstore.server.status import status_fields, verified_fields, welcome_fields
 from kvstore.types import SINGLE_DOMAIN
 from kvstore.wire import WIRE_VERSION, frame, serves, unpack_numbers, version_of
@@ -301,8 +300,8 @@ class Control:
         session = connection.session
         assert session is not None  # `_handle` has seen to it
         request = request_of(fields, SINGLE_DOMAIN, session.holder)
-        if isinstance(request, ReserveRequest) and not session.can_write:
-            raise WireError("a client that may only read has asked for room")
+        if isinstance(request, OF_WRITERS) and not session.can_write:
+            raise WireError("a client that may only read has asked for more")
         client_id = fields.get("i")
         if not isinstance(client_id, int):
             raise WireError("a request has a number, 'i'")

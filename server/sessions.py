@@ -13,10 +13,20 @@ import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvstore.messages import (
+    DeleteRequest,
+    PinRequest,
+    ReserveRequest,
+    ScrubRequest,
+    UnpinRequest,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SO_PEERPIDFD = 77  # linux/socket.h, since 6.5; Python has no name for it
+#: Requests that change other processes' blocks, or keep them: not for those who may only read.
+OF_WRITERS = ReserveRequest | DeleteRequest | PinRequest | UnpinRequest | ScrubRequest
 SECRET_BYTES = 16
 
 

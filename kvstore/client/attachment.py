@@ -167,13 +167,21 @@ class Attachment:
 
     def read(self, batch: Sequence[Piece]) -> list[Outcome]:
         """Copy out of the pool."""
-        native.copy_batch([memory for _, memory in batch], [self.view(p) for p, _ in batch])
+        native.copy_batch([memory for _, memory in batch], self._views(batch))
         return [Outcome.OK] * len(batch)
 
     def write(self, batch: Sequence[Piece]) -> list[Outcome]:
         """Copy into the pool."""
-        native.copy_batch([self.view(p) for p, _ in batch], [memory for _, memory in batch])
+        native.copy_batch(self._views(batch), [memory for _, memory in batch])
         return [Outcome.OK] * len(batch)
+
+    def _views(self, batch: Sequence[Piece]) -> list[Bytes]:
+        """As `view`, with one look at the process for all of them."""
+        self.check_process()
+        pool = self._pool.memory
+        return [
+            pool[place.offset_bytes : place.offset_bytes + place.length_bytes] for place, _ in batch
+        ]
 
     def first_stale(self, places: Sequence[Place], moves: int) -> int:
         """The first of `places` whose slot is no longer whose it was; their number if none.

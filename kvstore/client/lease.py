@@ -123,12 +123,19 @@ class Lease:
         than blocks, or more, up to the keys that were asked for; what is beyond the lease gets
         the reason why the prefix ended. Where blocks have several parts here, buffers[i] is a list
         of one a part; None for one that is not wanted, and those that the prefix does not need are
-        left as they are. After a copy that took longer than the lease every block is `expired` and
-        the buffers hold anything. Raises InvalidBuffer before the first copy.
+        left as they are; there are then no fewer buffers than blocks. After a copy that took longer
+        than the lease every block is `expired` and the buffers hold anything. Raises InvalidBuffer
+        before the first copy.
         """
         self._check_held()
         if len(buffers) > len(self._keys):
             raise InvalidBuffer(f"{len(buffers)} buffers for {len(self._keys)} keys")
+        if len(buffers) < self.blocks and not self._parts.is_single:
+            # A shorter prefix may need parts, of a window, that this one does not hold.
+            raise InvalidBuffer(
+                f"{len(buffers)} buffers for a prefix of {self.blocks} blocks: to read a shorter "
+                "one, lease its keys"
+            )
         memories = self._parts.memories(self._keys, buffers, is_writable=True, name="buffers")
         pieces = pieces_of(self._places, memories, self._parts.width)
         copied = min(self.blocks, len(buffers))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import kvstore
+from kvstore.errors import InvalidBuffer
 from kvstore.keys import Namespace
 from kvstore.layout import KVLayer, Layout, StateLayer
 from kvstore.types import Outcome
@@ -215,3 +216,12 @@ def test_two_ranks_store_what_one_scheduler_finds(session, layout):
             assert set(outcomes) == {Outcome.OK}
             assert scheduler.match(keys).blocks == (len(keys) if number else 0)
         store.check()
+
+
+def test_a_shorter_prefix_than_was_leased_is_not_copied(session, layout):
+    """Its window is another one, which the lease may not hold."""
+    _, _, blocks = computed(layout, TOKENS)
+    keys = session.namespace.keys(TOKENS)
+    session.put(keys, [bare(layout, block) for block in blocks])
+    with session.lease(keys) as lease, pytest.raises(InvalidBuffer, match="lease its keys"):
+        lease.copy_into([bare(layout, block) for block in blocks[:3]])

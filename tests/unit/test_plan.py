@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from kvstore.residency import Residency
 from kvstore.types import Outcome
 from tests.core_driver import UNIT_BYTES, Driver, chain
 
@@ -133,3 +134,24 @@ def test_a_tier_of_parts_of_odd_sizes_stays_full(units):
         size = units[i % len(units)]
         assert driver.put(chain(f"{i}-", 1, units=size)) == [Outcome.GRANTED]
     assert driver.usage("free") < 0.02 * 2048
+
+
+def test_an_extent_that_is_fenced_in_is_looked_at_once(monkeypatch):
+    """However many of its blocks are tried as the middle of a run."""
+    driver = Driver(400)
+    for i in range(400):
+        driver.put(chain(f"{i}-", 1))
+    fences = [chain(f"{i}-", 1)[0] for i in range(0, 400, 50)]
+    for fence in fences:
+        driver.lease([fence])
+    looked = 0
+    entry_at = Residency._entry_at
+
+    def counted(self, slot):
+        nonlocal looked
+        looked += 1
+        return entry_at(self, slot)
+
+    monkeypatch.setattr(Residency, "_entry_at", counted)
+    assert driver.put(chain("large", 1, units=60)) == [FULL]
+    assert looked < 3 * 400

@@ -103,3 +103,13 @@ def test_the_garbage_collector_does_not_see_its_items():
     assert not any(type(stamp) is float and stamp == 50_000.0 for stamp, _ in pairs)
     assert sum(type(item) is stamp_queue._Run for item in seen) < 100
     del seen, pairs
+
+
+def test_sweeping_reaches_every_run():
+    """Of what comes up first all may be wanted; what is of no use lies behind it."""
+    queue = StampQueue()
+    for number in range(30_000):
+        queue.push(float(number), number)
+    for _ in range(40):
+        queue.sweep(lambda _, number: number < 5_000)
+    assert len(queue) == 5_000
