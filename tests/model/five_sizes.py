@@ -248,11 +248,11 @@ class FiveSizes:
         self._delete([spec.key for sequence in self.sequences[size] for spec in sequence])
 
     def fill_with(self, size: int) -> float:
-        """Store new blocks of one size until they would fill the tier twice.
+        """Store new blocks of one size until they would fill the tier three times.
 
         What part of the tier they have then.
         """
-        specs = _sequence(size, SEQUENCES, 2 * self.capacity_bytes // size)
+        specs = _sequence(size, SEQUENCES, 3 * self.capacity_bytes // size)
         for spec in specs:
             self.store([spec._replace(parent_key=None)], 0, None)
             while self.transfers:

@@ -40,8 +40,7 @@ def _needed(request: Lookup, blocks: int) -> Iterator[tuple[int, Name]]:
     """What a prefix of so many blocks needs: position, as block * parts + part, and name."""
     columns = _columns(request)
     for part, keys in enumerate(columns if blocks else ()):
-        known = part_of(keys[blocks - 1])
-        for block in needed_blocks(known.rule, known.end_tokens):
+        for block in needed_blocks(part_of(keys[blocks - 1])):
             yield block * len(columns) + part, (request.domain, keys[block])
 
 

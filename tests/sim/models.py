@@ -1,7 +1,7 @@
 """The models that the simulation's engines run, and what their parts are to each other.
 
-Layouts, keys and links are the store's own. What a prefix needs, and what leaves with what, is said
-here once more and in other words: by the tokens that one token sees, and by the names of parts.
+Layouts, keys and links are the store's own. What a prefix needs, and what leaves with what, is not
+asked of them, but of `tests.part_rules`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvstore.client.parts import BlockParts
 from kvstore.keys import Namespace
-from kvstore.layers import CHUNKED, FULL, OPAQUE, SLIDING
+from kvstore.layers import CHUNKED, FULL, SLIDING
 from kvstore.layout import KVLayer, Layout, StateLayer
 from kvstore.storage_keys import storage_key
+from tests import part_rules
 
 if TYPE_CHECKING:
-    from kvstore.parts import Part
     from kvstore.types import BlockKey
 
 BLOCK_TOKENS = 16
@@ -36,14 +36,6 @@ class Model:
             BlockParts(self.namespace, [part for part in parts if part.head_group == rank])
             for rank in range(head_groups)
         ]
-
-    def rule_of(self, part: Part) -> tuple[str, int | None]:
-        """Kind of attention, or "state", and window of a part's layers."""
-        layout = self.namespace.layout
-        if part.companion is not None:
-            layout = dict(layout.companions)[part.companion]
-        group = layout.groups[part.group]
-        return group.attention, group.window_tokens
 
 
 def _kv(head_dim: int, *, attention: str = FULL, window_tokens: int | None = None) -> KVLayer:
@@ -86,15 +78,10 @@ MODELS = (
 class KnownPart(NamedTuple):
     """What is stored under one key."""
 
-    rule: tuple[str, int | None]
+    rule: part_rules.Rule
     group: tuple[str | None, int]  # companion and cache group
     end_tokens: int  # of the prefix whose last block it is of
     block: tuple[bytes, ...]  # the keys of all parts of its block
-
-    @property
-    def is_always_needed(self) -> bool:
-        """True where no prefix with its block can do without it."""
-        return self.rule[0] in (FULL, OPAQUE)
 
 
 _known: dict[bytes, KnownPart] = {}
@@ -113,7 +100,8 @@ def block_keys(model: int, tokens: tuple[int, ...], *, is_partial: bool) -> tupl
         of_parts = [storage_key(key, part) for part in made.whole.parts]
         for found, part in zip(of_parts, made.whole.parts, strict=True):
             group = (part.companion, part.group)
-            _known[found] = KnownPart(made.rule_of(part), group, end_tokens, tuple(of_parts))
+            rule = part_rules.rule_of(made.namespace.layout, part)
+            _known[found] = KnownPart(rule, group, end_tokens, tuple(of_parts))
     return keys
 
 
@@ -123,12 +111,9 @@ def part_of(key: bytes) -> KnownPart:
 
 
 def goes_with(key: bytes) -> list[bytes]:
-    """The keys that are worth nothing without this one, itself included.
-
-    The whole block without a part that every prefix needs; a cache group without one of its parts.
-    """
+    """The keys that are worth nothing without this one, itself included."""
     gone = _known[key]
-    return [k for k in gone.block if gone.is_always_needed or _known[k].group == gone.group]
+    return [k for k in gone.block if part_rules.takes_along(gone.rule, gone.group, _known[k].group)]
 
 
 def keepers_of(key: bytes) -> list[bytes]:
@@ -136,19 +121,6 @@ def keepers_of(key: bytes) -> list[bytes]:
     return [k for k in _known[key].block if key in goes_with(k)]
 
 
-def needed_blocks(rule: tuple[str, int | None], end_tokens: int) -> range:
-    """The blocks of which a token at position `end_tokens` sees anything.
-
-    The token after it sees no more of them, and so on.
-    """
-    attention, window_tokens = rule
-    if attention in (FULL, OPAQUE):
-        first = 0
-    elif attention == SLIDING:
-        first = max(0, end_tokens + 1 - (window_tokens or 0))  # it is in its own window
-    elif attention == CHUNKED:
-        first = max(t for t in range(0, end_tokens + 1, window_tokens or 1))
-    else:
-        first = end_tokens - 1  # what the recurrence has made of all tokens
-    seen = {token // BLOCK_TOKENS for token in range(max(0, first), end_tokens)}
-    return range(min(seen), max(seen) + 1) if seen else range(0)
+def needed_blocks(known: KnownPart) -> range:
+    """The blocks that a prefix needs of a part, whose last block it is of."""
+    return part_rules.needed_blocks(known.rule, known.end_tokens, BLOCK_TOKENS)

@@ -85,11 +85,17 @@ def _make_runner(rng: Random, schedule: Schedule, *, recounts: bool) -> Simulati
     policy = rng.choice([LruPolicy, CreditPolicy, LruRPolicy, LruNPolicy])()
     settings = rng.choice([CoreSettings(), CoreSettings(watermark_high=0.9, watermark_low=0.6)])
     capacity_bytes = units * SLOT_ALIGNMENT_BYTES
-    core = Core(schedule.clock, Slots(capacity_bytes), policy, settings=settings)
+    entry_bytes = rng.choice([0, 500])  # of which some count against the capacity
+    core = Core(
+        schedule.clock, Slots(capacity_bytes), policy, settings=settings, entry_bytes=entry_bytes
+    )
     tier = FaultyTier(
         capacity_bytes, Random(f"{rng.random()}"), faults, keeps_records=keeps_records
     )
-    schedule.note("setting", f"{units} units, {policy.name}, {settings}, {keeps_records} {faults}")
+    schedule.note(
+        "setting",
+        f"{units} units, {policy.name}, {settings}, {entry_bytes} {keeps_records} {faults}",
+    )
     return SimulationRunner(core, tier, schedule, recounts=recounts)
 
 
