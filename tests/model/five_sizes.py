@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 #: Bytes of a block, and how many of them a sequence has.
-SIZES = {4 << 10: 32, 64 << 10: 32, 256 << 10: 16, 1 * MIB: 8, 4 * MIB: 2}
+SIZES = {4 << 10: 20, 64 << 10: 20, 256 << 10: 16, 1 * MIB: 8, 4 * MIB: 2}
 #: Sequences of each size: together several times what fits.
 SEQUENCES = 40
 LEASES_MAX = 24
