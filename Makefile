@@ -12,6 +12,7 @@ EXTRAS ?= transformers,lz4,test,lint
 PYTEST_FLAGS ?=
 BENCH_SIZES ?= 256KiB 1MiB 4MiB
 CRASH_SEED ?= 2
+SIM_SEEDS ?= 2000
 SHM_SIZES ?= 256KiB 1MiB
 BENCH_FLAGS ?= --rounds 300
 MATCH_FLAGS ?= --entries 1000000 --keys 1024
@@ -46,8 +47,9 @@ demo: venv  ## the store and a real engine: cold and warm time to first token, s
 test: venv  ## all tests that this machine can run
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
-test-long: venv  ## the tests that `make test` leaves out, several minutes of them
+test-long: venv  ## what `make test` leaves out: traces, crashes, SIM_SEEDS seeds of the simulation
 	$(BIN)/python -m pytest -m long $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest tests/sim --sim-seeds $(SIM_SEEDS) $(PYTEST_FLAGS)
 
 test-crash: venv  ## 500 rounds of killing and stopping daemon and clients (CRASH_SEED=2)
 	KVSTORE_CRASH_SEED=$(CRASH_SEED) $(BIN)/python -m pytest -s -m long tests/daemon $(PYTEST_FLAGS)
